@@ -170,7 +170,8 @@ def main(argv: list[str]) -> int:
     for row in rows:
         print(
             f"{row['capacity_tokens'] / 1e6:8.1f}  {row['mode']:8s}  {row['wrong']:5.2f}  "
-            f"{row['token_hit_percent']:7.2f}  {row['gap_closed'] if row['gap_closed'] is not None else '-':>10}  {row['truth']:5.2f}"
+            f"{row['token_hit_percent']:7.2f}  {'-' if row['gap_closed'] is None else row['gap_closed']:>10}  "
+            f"{row['truth']:5.2f}"
         )
     bad = [
         c

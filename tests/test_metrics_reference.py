@@ -30,7 +30,7 @@ def test_names_and_units_are_those_of_prometheus():
 _UNITS = {
     *("bytes", "seconds", "blocks", "tokens", "files", "batches", "queries", "requests", "operations", "failures"),
     *("errors", "events", "misses", "copies", "updates", "fallbacks", "reports", "replays", "published", "lost"),
-    *("rejected", "refused", "probes", "lookups"),
+    *("rejected", "refused", "probes", "lookups", "hints"),
 }
 
 

@@ -23,6 +23,7 @@ from kvpool.config import ClientConfig
 from kvpool.errors import ConfigError
 from kvpool.protocol import wire
 from kvpool.protocol.fingerprint_fields import field_digests
+from kvpool.protocol.hint import MAX_HINT_BLOCKS, MAX_SESSION
 from kvpool.protocol.keys import FINGERPRINT_BYTES
 from kvpool.results import LoadResult, StoreResult, load_results, store_results
 from kvpool.session import SidecarSession
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from kvpool.protocol.block import EngineBlock
+    from kvpool.protocol.hint import HintKind
     from kvpool.transport.pending import PendingRead
 
     Buffer = bytes | bytearray | memoryview
@@ -244,6 +246,16 @@ class Client:
             tracing.end_store(span, results)
         return results
 
+    def hint(self, kind: HintKind, session: str, seconds: int = 0, block_ids: Sequence[bytes] = ()) -> bool:
+        """Send what a session expects of its blocks (kvpool.protocol.hint); False if it was not sent.
+
+        `session`: its name, at most MAX_SESSION characters, which never leaves this process. `block_ids`: those of the
+        session in the prompt's order, at most MAX_HINT_BLOCKS; empty: those that the sidecar knows. Call it from a
+        background thread, after the blocks were stored: it may wait `store_seconds` for a connection. No reply.
+        """
+        deadline = time.monotonic() + self.store_seconds
+        return self._session.hint(kind, session[:MAX_SESSION], seconds, block_ids[:MAX_HINT_BLOCKS], deadline)
+
     def report(self) -> None:
         """Report corrupt blocks and the growth of the counters to the sidecar. Also called periodically."""
         self._session.report()
@@ -285,6 +297,11 @@ class Client:
     def wants_salts(self) -> bool:
         """True if the pool requests the cache salt of each block's request."""
         return self._session.wants_salts
+
+    @property
+    def wants_hints(self) -> bool:
+        """True if the sidecar accepts session hints."""
+        return bool(self._session.session_key)
 
     @property
     def connected(self) -> bool:

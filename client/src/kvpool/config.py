@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from kvpool import schema
 from kvpool.errors import ConfigError
 from kvpool.events_config import EventsConfig
+from kvpool.hint_settings import HintsConfig
 from kvpool.schema import doc
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Deadlines",
     "EventsConfig",
     "FsspecTier",
+    "HintsConfig",
     "IndexConfig",
     "LocalTier",
     "PeerConfig",
@@ -140,11 +142,7 @@ class CacheConfig:
     )
     write_max_dirty_bytes: int = doc("WriteBack: maximum dirty bytes per node (not yet copied).", default=4 << 30)
     write_min_hits: int = doc("WriteThroughSelective: uses after which a block is copied.", default=2)
-    eviction_policy: str = doc(
-        "Eviction policy: PrefixAware, LRU, LFU, FIFO or S3FIFO.",
-        default="PrefixAware",
-        live=True,
-    )
+    eviction_policy: str = doc("PrefixAware, LRU, LFU, FIFO or S3FIFO.", default="PrefixAware", live=True)
     admission: str = doc("New blocks that local drives take: Always, SecondUse or Budget.", default="Always", live=True)
     admission_percent: int = doc("Budget: percent of the drives' size per day.", default=100, live=True)
     idle_ttl_s: int = doc("Seconds without use after which a block is evicted; 0: no limit.", default=0, live=True)
@@ -223,9 +221,8 @@ class TenantConfig:
     shared_quota_bytes: int = doc("Quota in a shared directory, in bytes; 0: no quota.", default=0)
     idle_ttl_s: int = doc("Seconds without use after which its blocks are evicted; 0: no limit.", default=0)
     max_age_s: int = doc("Seconds since creation after which its blocks are evicted; 0: no limit.", default=0)
-    priority: int = doc(
-        "Eviction priority: on a full drive, tenants with the lowest number lose blocks first; default 0.", default=0
-    )
+    priority: int = doc("On a full drive, tenants with the lowest number lose blocks first.", default=0)
+    hints_share_percent: int = doc("`hints.share_percent` of this tenant, if it is lower.", default=100)
     reads_from: tuple[str, ...] = doc(
         f"Ids of other tenants whose blocks it may read, in lookup order; at most {MAX_READS_FROM}. An id that is not "
         "in the configuration has no effect.",
@@ -240,7 +237,8 @@ class TenantConfig:
             raise ConfigError(
                 f"tenants: {self.name} may read at most {MAX_READS_FROM} other tenants, each once, by ids with a colon"
             )
-        if min(self.quota_bytes, self.shared_quota_bytes, self.idle_ttl_s, self.max_age_s) < 0:
+        limits = (self.quota_bytes, self.shared_quota_bytes, self.idle_ttl_s, self.max_age_s, self.hints_share_percent)
+        if min(limits) < 0:
             raise ConfigError(f"tenants: quotas and times of {self.name} must not be below 0")
 
 
@@ -259,6 +257,7 @@ class PoolConfig:
     peer: PeerConfig = doc("Reads from other nodes.", default_factory=PeerConfig)
     deadlines: Deadlines = doc("Deadlines that the sidecar sends to its clients.", default_factory=Deadlines)
     events: EventsConfig = doc("KV events for routers.", default_factory=EventsConfig)
+    hints: HintsConfig = doc("Session hints.", default_factory=HintsConfig)
     salt_tags: bool = doc(
         "Clients tag the blocks of requests that have a cache salt, so that they can be purged by salt. Sidecars and "
         "clients older than block format 3 treat such blocks as corrupt.",

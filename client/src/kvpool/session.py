@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from kvpool.config import Deadlines
 from kvpool.errors import BusyError, DeadlineExceededError, PoolUnavailableError, ProtocolError, RefusedError
 from kvpool.protocol import block, wire
+from kvpool.protocol.hint import Hint, session_digest, session_tag
 from kvpool.stats import Reason, Stats
 from kvpool.transport import descriptor_closer
 from kvpool.transport.circuit_breaker import CircuitBreaker
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from kvpool.config import ClientConfig
+    from kvpool.protocol.hint import HintKind
     from kvpool.transport.connection import Connection
     from kvpool.transport.responses import BlockRequest
 
@@ -60,6 +62,7 @@ class SidecarSession:
         self._forked = False
         self._lock = threading.Lock()
         self.wants_engine_blocks = self.wants_prompt_tokens = self.wants_salts = False
+        self.session_key = b""  # for tags of sessions; empty: the sidecar accepts no hints
         self._inflight_stores = 0
         self._corrupt: list[bytes] = []
         self._reads = CircuitBreaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
@@ -130,6 +133,21 @@ class SidecarSession:
                     connection.request(wire.Op.REPORT, wire.pack_json(message), deadline=deadline)
         except Exception as e:
             _log.debug("kvpool: report not delivered: %s", e)
+
+    def hint(self, kind: HintKind, session: str, seconds: int, block_ids: Sequence[bytes], deadline: float) -> bool:
+        """Send a hint; False if the sidecar accepts none, or it could not be sent by `deadline`."""
+        if self._closed or self._forked or not self.session_key:
+            return False
+        try:
+            with self.connections.acquire("store", deadline) as connection:
+                key = connection.server.session_key  # of this connection's sidecar: another build may accept no hints
+                if not key:
+                    return False
+                hint = Hint(kind, session_tag(key, session_digest(session)), seconds, tuple(block_ids))
+                return connection.notify(wire.Op.HINT, hint.pack(), count=len(hint.block_ids))
+        except Exception as e:
+            _log.debug("kvpool: hint not delivered: %s", e)
+            return False
 
     def close(self) -> None:
         """Report what was counted, then close all connections; later requests miss. Safe to call twice."""
@@ -214,6 +232,7 @@ class SidecarSession:
         """Apply the pool's deadlines from the first request on; a deadline set in the client's configuration wins."""
         self.wants_engine_blocks, self.wants_salts = server.events, bool(server.salt_key)
         self.wants_prompt_tokens = server.prompt_tokens
+        self.session_key = server.session_key
         own, default = self.config.deadlines, Deadlines()
         requested = {
             f.name: server.deadlines[f.name]

@@ -15,6 +15,7 @@ from sc_nodes import wait_for
 
 from kvpool.config import (
     CacheConfig,
+    HintsConfig,
     IndexConfig,
     LocalTier,
     PoolConfig,
@@ -40,7 +41,7 @@ from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.shared.filesystem import FilesystemStore
 from kvpool_sidecar.storage.shared.tier import SharedTier
 from kvpool_sidecar.tenancy import limits as quota
-from kvpool_sidecar.tenancy.limits import TenantLimits
+from kvpool_sidecar.tenancy.limits import NO_HINTS, TenantLimits
 from kvpool_sidecar.tenancy.mapping import Tenancy
 from kvpool_testing.blocks import header, key, payload, read, write
 from kvpool_testing.drives import make_drive
@@ -275,13 +276,31 @@ def config(**fields) -> PoolConfig:
 ACME = TenantConfig("acme", "kvt:acme:1", ("acme-dev", "acme-prod"), 400, 800, 60, 600, 3)
 
 
+def test_a_tenants_share_for_hints_lowers_the_pools():
+    def share(tenant: int, pool: HintsConfig) -> int:
+        acme = dataclasses.replace(ACME, hints_share_percent=tenant)
+        limits = Tenancy(SECRET, config(tenants=(acme,), hints=pool)).local_limits(1.0)
+        return next(iter(limits.values())).hints_percent
+
+    assert share(10, HintsConfig()) == 10
+    assert share(60, HintsConfig(share_percent=40)) == 40
+    assert share(10, HintsConfig(enabled=False)) == NO_HINTS
+
+
+def test_with_hints_each_tenant_has_an_order_of_its_own():
+    shared = limits(1 << 30)
+    assert not shared.by_tenant
+    assert shared._replace(hints_percent=0).by_tenant
+    assert isinstance(evict.create(EvictionConfig(), shared._replace(hints_percent=25)), evict.PerTenant)
+
+
 def test_who_is_whose():
     tenancy = Tenancy(SECRET, config(tenants=(ACME,)))
     assert {tenancy.tenant_id("acme-dev"), tenancy.tenant_id("acme-prod")} == {"kvt:acme:1"}
     assert (tenancy.tenant_id("acme"), tenancy.display_name("acme")) == ("acme", "acme")
     assert tenancy.display_name("acme-dev") == "kvt/acme"
     tag = keys.tenant_tag(SECRET, "kvt:acme:1")
-    assert tenancy.local_limits(0.25) == {tag: TenantLimits(100, 60, 600, 3)}
+    assert tenancy.local_limits(0.25) == {tag: TenantLimits(100, 60, 600, 3, hints_percent=25)}
     assert tenancy.shared_limits() == {tag: TenantLimits(800, 60, 600, 3)}
 
 

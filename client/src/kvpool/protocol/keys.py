@@ -34,6 +34,7 @@ __all__ = [
     "events_curve_keys",
     "events_token",
     "fingerprint",
+    "hints_token",
     "index_login",
     "peer_secret",
     "salt_digest",
@@ -109,6 +110,12 @@ def events_token(pool_secret: bytes, pool_uid: str, revision: int) -> str:
     It reveals nothing about the secret. Another `revision` (0 to 2**32 - 1) gives another token.
     """
     message = b"kvpool-events-v1" + _lp(pool_uid.encode()) + revision.to_bytes(4, "little")
+    return hmac.digest(pool_secret, message, "sha256").hex()
+
+
+def hints_token(pool_secret: bytes, pool_uid: str, revision: int) -> str:
+    """Derive the bearer token of POST /hints (docs/reference/session-hints.md), as `events_token`."""
+    message = b"kvpool-hints-v1" + _lp(pool_uid.encode()) + revision.to_bytes(4, "little")
     return hmac.digest(pool_secret, message, "sha256").hex()
 
 

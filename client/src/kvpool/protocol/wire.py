@@ -14,11 +14,12 @@ op     name    request body                                   reply body
 5      COMMIT  count x u32 token                              count x u8 CommitStatus
 6      REPORT  JSON (counters, corrupt block ids)             empty
 7      DONE    -                                              none: no reply is sent
+8      HINT    kvpool.protocol.hint                           none: no reply is sent
 127    ERROR   -                                              u16 code, UTF-8 text
 ====== ======= ============================================== ==================================================
 
-Admission control: a node admits a bounded number of bytes at a time. An OPEN that was rejected is answered by MISS
-entries that carry MISS_BUSY. The reply to an OPEN may set WANTS_DONE: the client then sends DONE after it has read the
+Admission control: a node admits a bounded number of bytes at a time. A rejected OPEN is answered by MISS entries that
+carry MISS_BUSY. The reply to an OPEN may set WANTS_DONE: the client then sends DONE after it has read the
 blocks, unless it sends another request first, so that the next request in the queue can start. LOOKUP answers up to the
 first miss (the rest is 0) unless EXHAUSTIVE is set. To a client whose HELLO has `lookup_reports` the entry of the first
 miss is MISS_CAUSE plus a MissCause; such a client counts its lookups itself and reports them. OPEN keeps the order of
@@ -42,7 +43,9 @@ from typing import Any, NamedTuple
 from kvpool.errors import ProtocolError
 from kvpool.protocol import json_fields
 from kvpool.protocol.fingerprint_fields import MAX_FIELDS
+from kvpool.protocol.hint import SESSION_KEY_BYTES
 from kvpool.protocol.keys import SALT_KEY_BYTES
+from kvpool.protocol.miss_cause import MissCause
 
 __all__ = [
     "BEGIN_REPLY",
@@ -87,7 +90,7 @@ MAX_LOOKUP = 4096  # block ids in one LOOKUP: 1 M tokens in blocks of 256
 MAX_BATCH = 64  # descriptors in one packet (the kernel's own limit is 253)
 MAX_JSON = 8192
 MAX_BLOCK_TOKENS = 1 << 20
-MAX_PACKET = HEADER.size + 4 + MAX_LOOKUP * BLOCK_ID_BYTES
+MAX_PACKET = HEADER.size + 24 + MAX_LOOKUP * BLOCK_ID_BYTES  # the largest is a HINT
 REPLY = 0x80
 
 
@@ -99,6 +102,7 @@ class Op(enum.IntEnum):
     COMMIT = 5
     REPORT = 6
     DONE = 7
+    HINT = 8
     # between sidecars (kvpool.protocol.peer_wire)
     RDMA = 16  # parameters for reading the peer's registered memory
     STAGE = 17  # copy the block into registered memory
@@ -106,6 +110,7 @@ class Op(enum.IntEnum):
     HOTTEST = 32  # the most requested blocks (kvpool_sidecar.peers.hottest)
     HEADROOM = 33  # free capacity of the peer (kvpool_sidecar.peers.migration)
     RECEIVE = 34  # fetch a copy of this block from any node that has it
+    SESSION = 35  # a hint about a session whose blocks the peer has (kvpool_sidecar.peers.hint)
     ERROR = 127
 
 
@@ -123,31 +128,6 @@ class Tier(enum.IntEnum):
     LOCAL = 1
     PEER = 2
     SHARED = 3
-
-
-class MissCause(enum.IntEnum):
-    """Why a block was not found, in replies to LOOKUP and OPEN. `label` is the value of kvpool.stats.Reason."""
-
-    ABSENT = 0  # the sidecar gives no cause
-    BUSY = 1  # not checked: the node's admission queue is full
-    NEVER_STORED = 2
-    EVICTED_CAPACITY = 3
-    EVICTED_SPACE = 4
-    EVICTED_QUOTA = 5
-    EXPIRED = 6
-    PURGED = 7
-    QUARANTINED = 8
-    FINGERPRINT_DIFFERS = 9
-    GRANT_UNUSED = 10
-    PEER_UNREACHABLE = 11
-    DEADLINE = 12
-    SLOWER_THAN_COMPUTE = 13
-    INDEX_UNAVAILABLE = 14
-
-    @property
-    def label(self) -> str:
-        """Lower case with hyphens."""
-        return self.name.lower().replace("_", "-")
 
 
 MISS_BUSY = MissCause.BUSY
@@ -315,7 +295,8 @@ class ServerHello:
     `router_blocks`: with the engine's blocks in them; `prompt_tokens`: and with their tokens.
     `readable_tags`: tags of the other tenants whose blocks may be returned (docs/how-to/tenants.md), at most
     kvpool.config.MAX_READS_FROM. `salt_key` (32 bytes, or empty): the pool requests salt tags
-    (kvpool.protocol.keys.salt_tag) in the blocks' headers.
+    (kvpool.protocol.keys.salt_tag) in the blocks' headers. `session_key` (32 bytes, or empty): it accepts HINT, with
+    session tags by this key.
     """
 
     tenant_tag: bytes
@@ -329,6 +310,7 @@ class ServerHello:
     prompt_tokens: bool = False
     readable_tags: tuple[bytes, ...] = ()
     salt_key: bytes = b""
+    session_key: bytes = b""
 
     def pack(self) -> bytes:
         """JSON body of the reply to HELLO."""
@@ -344,7 +326,7 @@ class ServerHello:
                 **({"router_blocks": True} if self.router_blocks else {}),
                 **({"prompt_tokens": True} if self.prompt_tokens else {}),
                 **({"readable_tags": [tag.hex() for tag in self.readable_tags]} if self.readable_tags else {}),
-                **({"salt_key": self.salt_key.hex()} if self.salt_key else {}),
+                **{name: key.hex() for name in ("salt_key", "session_key") if (key := getattr(self, name))},
             }
         )
 
@@ -367,4 +349,7 @@ class ServerHello:
             prompt_tokens=value.get("prompt_tokens") is True,
             readable_tags=json_fields.tags(value.get("readable_tags", [])),
             salt_key=json_fields.hex_field(value, "salt_key", SALT_KEY_BYTES) if "salt_key" in value else b"",
+            session_key=json_fields.hex_field(value, "session_key", SESSION_KEY_BYTES)
+            if "session_key" in value
+            else b"",
         )

@@ -111,10 +111,13 @@ class Connection:
             raise PoolUnavailableError(f"connection lost: {e.strerror or e}", where=self._path) from None
         return self._checked(op, head, answer, descriptors, max_descriptors)
 
-    def notify(self, op: wire.Op) -> None:
-        """Send a message that has no reply; dropped if the socket is not writable immediately."""
-        with contextlib.suppress(OSError):
-            self._socket.send(wire.pack(op), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    def notify(self, op: wire.Op, body: bytes = b"", *, count: int = 0) -> bool:
+        """Send a message that has no reply; dropped, and False, if the socket is not writable immediately."""
+        try:
+            self._socket.send(wire.pack(op, body, count=count), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError:
+            return False
+        return True
 
     def dial_stream(self, number: int, token: bytes, deadline: float) -> None:
         """Dial the stream socket of the sidecar and open stream `number`. OSError if that fails by `deadline`."""

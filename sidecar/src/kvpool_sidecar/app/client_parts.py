@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING
 
 from kvpool.errors import ConfigError, RefusedError
 from kvpool.protocol import keys, peer_wire
+from kvpool.protocol.wire import Op
 from kvpool_sidecar.blocks.events import BlocksRemoved, CorruptBlockReported
+from kvpool_sidecar.replication.hint_forwarder import HintForwarder
 from kvpool_sidecar.replication.lookup_events import LookupEvents
 from kvpool_sidecar.replication.prefetch import Prefetcher
+from kvpool_sidecar.replication.resume import SessionReader
+from kvpool_sidecar.replication.session_hints import SessionHints
 from kvpool_sidecar.replication.verifier import BlockVerifier
 from kvpool_sidecar.serving.admission import LocalAdmission
 from kvpool_sidecar.serving.block_service import BlockService
@@ -52,10 +56,13 @@ class ClientParts:
     lookup_events: LookupEvents
     stores: StoreService
     publisher: EventPublisher | None
+    reader: SessionReader
+    hints: SessionHints
 
     def background(self) -> list[Component]:
         """Return the parts to start before any pod connects."""
         parts: list[Component | None] = [self.verifier, self.prefetcher, self.lookup_events, self.stores]
+        parts += [self.reader, self.hints]
         return [part for part in parts if part is not None]
 
     def frontends(self) -> list[Component]:
@@ -83,6 +90,12 @@ def build_clients(context: AppContext, storage: StorageParts, network: NetworkPa
     cleanup.callback(lookup_events.stop)
     if network.warm_up is not None:
         cleanup.callback(network.warm_up.stop)
+    reader = SessionReader(storage.local, storage.shared, prefetcher, network.drain_target.receive, context.stats)
+    cleanup.callback(reader.stop)
+    forwarder = HintForwarder(network.peers, context.stats) if config.current.index.url else None
+    hints = SessionHints(lambda: config.current.hints, storage.local, context.stats, forwarder=forwarder, resume=reader)
+    cleanup.callback(hints.stop)
+    network.peer_server.register(Op.SESSION, hints.from_peer)
     opener = BlockOpener(
         config, storage.local, storage.shared, resolver, context.stats, network.rdma.fetcher, prefetcher
     )
@@ -104,7 +117,15 @@ def build_clients(context: AppContext, storage: StorageParts, network: NetworkPa
     cleanup.callback(stores.stop)
     exchange = StreamExchange(context.stats)
     session = SessionContext(
-        settings.node, service, stores, network.dial, context.fingerprints, context.queues, context.lookups, exchange
+        settings.node,
+        service,
+        stores,
+        network.dial,
+        context.fingerprints,
+        context.queues,
+        context.lookups,
+        exchange,
+        hints,
     )
     sockets = PodListeners(lambda sock, pod: Session(sock, pod, session), exchange, context.stats)
     cleanup.callback(sockets.stop)
@@ -117,7 +138,7 @@ def build_clients(context: AppContext, storage: StorageParts, network: NetworkPa
         handoff = SocketHandoff(settings.rendezvous_socket, pods)
         cleanup.callback(handoff.stop)
     _subscribe_config(context, storage, pods, handoff)
-    return ClientParts(sockets, pods, handoff, verifier, prefetcher, lookup_events, stores, publisher)
+    return ClientParts(sockets, pods, handoff, verifier, prefetcher, lookup_events, stores, publisher, reader, hints)
 
 
 def _subscribe_config(
@@ -127,7 +148,9 @@ def _subscribe_config(
     config, local, gc = context.config, storage.local, storage.gc
     config.subscribe(pods.apply_config)
     config.subscribe(
-        lambda _: local.reconfigure(config.current.local, config.current.cache, config.tenancy.local_limits)
+        lambda _: local.reconfigure(
+            config.current.local, config.current.cache, config.tenancy.local_limits, config.tenancy.hints_percent
+        )
     )
     if gc is not None:
         config.subscribe(lambda _: gc.reconfigure(config.current, config.tenancy))

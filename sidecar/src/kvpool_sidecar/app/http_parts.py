@@ -23,6 +23,7 @@ from kvpool_sidecar.observability.sections import (
 )
 from kvpool_sidecar.observability.status import StatusReport
 from kvpool_sidecar.preflight.run import PreflightSettings
+from kvpool_sidecar.serving.hint_api import HintApi
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +64,7 @@ def build_http(
     report = StatusReport(settings.node, context.config, context.stats, sections, ready)
     metrics = Metrics(report, per_tenant=settings.metrics_per_tenant)
     prefixes = _prefix_api(context, storage, network) if clients.publisher is not None else None
-    health = HealthServer(settings.address, config.http_port, report, metrics, prefixes)
+    health = HealthServer(settings.address, config.http_port, report, metrics, prefixes, _hint_api(context, clients))
     cleanup.callback(health.stop)
     deps = OperationDeps(
         config=config,
@@ -116,12 +117,28 @@ def _sections(
         NamedSection("reachability", index.resolver.reachability),
         NamedSection("drain", network.drain),
         NamedSection("warm_up", network.warm_up),
+        NamedSection("hints", clients.hints),
     ]
     if clients.handoff is not None:
         sections.append(NamedSection("agent", clients.handoff))
     if clients.publisher is not None:
         sections.append(NamedSection("kv_events", clients.publisher))
     return sections
+
+
+def _hint_api(context: AppContext, clients: ClientParts) -> HintApi:
+    settings, config = context.settings, context.config
+
+    def token() -> str:
+        return keys.hints_token(settings.secret, config.current.uid, config.current.hints.token_revision)
+
+    return HintApi(
+        clients.hints,
+        context.stats,
+        secret=settings.secret,
+        token=token,
+        tenant_id=lambda namespace: config.tenancy.tenant_id(namespace),
+    )
 
 
 def _prefix_api(context: AppContext, storage: StorageParts, network: NetworkParts) -> PrefixApi:

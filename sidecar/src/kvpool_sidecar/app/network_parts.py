@@ -59,6 +59,8 @@ class NetworkParts:
     drain: DrainSource
     popularity: Popularity | None
     prober: PeerProber
+    peers: PeerAccess
+    drain_target: DrainTarget
 
     def components(self) -> list[Component]:
         """Return the parts to start, in order."""
@@ -157,7 +159,9 @@ def build_network(context: AppContext, storage: StorageParts) -> NetworkParts:
         config.peer.connect_timeout_ms / 1000,
     )
     cleanup.callback(prober.stop)
-    return NetworkParts(security, dial, stack, peer_server, passwords, parts, warm_up, drain, popularity, prober)
+    return NetworkParts(
+        security, dial, stack, peer_server, passwords, parts, warm_up, drain, popularity, prober, peers, drain_target
+    )
 
 
 def _build_index(context: AppContext, storage: StorageParts, passwords: Passwords, peer_port: int) -> IndexParts:

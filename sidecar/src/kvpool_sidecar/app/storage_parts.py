@@ -64,6 +64,7 @@ def build_storage(context: AppContext) -> StorageParts:
         config.cache,
         config.uid,
         tenants=context.config.tenancy.local_limits,
+        hints_percent=context.config.tenancy.hints_percent,
         read_paths=read_paths,
         events=context.events,
         read_headers=context.feed is not None,

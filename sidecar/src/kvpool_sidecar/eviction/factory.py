@@ -96,6 +96,8 @@ def _one(order: EvictionConfig, limits: CapacityLimits, tenant: TenantLimits) ->
 
 def _fit(table: EvictionPolicy, order: EvictionConfig, limits: CapacityLimits, tenant: TenantLimits) -> None:
     table.configure_pins((tenant.bytes or limits.capacity) * order.pinned_percent // 100, order.pinned_min_uses)
+    if table.marks is not None:
+        table.marks.share_percent = max(0, tenant.hints_percent)
     table.persist_every_s = min(PERSIST_EVERY_S, tenant.idle_s / 4) if tenant.idle_s else PERSIST_EVERY_S
 
 

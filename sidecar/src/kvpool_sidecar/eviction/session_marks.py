@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from kvpool.protocol.hint import HintKind
 
-__all__ = ["MarkedNode", "SessionHint", "SessionMarks"]
+__all__ = ["MarkedNode", "MarksStatus", "SessionHint", "SessionMarks"]
 
 _PRIOR_KEPT, _PRIOR_ALL = 40.0, 50.0  # statements that the first assumption is worth
 _HALVE_AFTER = 4096.0  # statements, so that last week's truth fades
@@ -48,6 +48,20 @@ class _Expectation:
         self.witness = witness
         self.is_open = True
         self.nodes: list[MarkedNode] = []
+
+
+class MarksStatus(NamedTuple):
+    """Figures of one table."""
+
+    truth: float  # share of expectations that came true
+    weight: float  # how many were decided
+    expected_bytes: int
+    rate: float  # bytes stored a second, recently; 0: unknown
+
+    @classmethod
+    def of(cls, marks: SessionMarks) -> MarksStatus:
+        """Figures of `marks` now."""
+        return cls(marks.truth, marks.decided, marks.expected_bytes, marks.rate)
 
 
 class MarkedNode:
@@ -84,6 +98,11 @@ class SessionMarks:
     def truth(self) -> float:
         """Share of the expectations that came true, 0 to 1."""
         return self._kept / self._all
+
+    @property
+    def decided(self) -> float:
+        """Expectations that came true or did not, lately."""
+        return self._all - _PRIOR_ALL if self._all > _PRIOR_ALL else 0.0
 
     @property
     def rate(self) -> float:

@@ -1,6 +1,7 @@
 """HTTP server of /healthz, /readyz, /metrics and /status: read-only, without tenant names, bounded in threads and time.
 
-If the pool publishes events, it also serves /prefixes to callers with the token (kvpool_sidecar.events.prefix_api).
+To callers with a token it serves /prefixes, if the pool publishes events (kvpool_sidecar.events.prefix_api), and /hints
+(kvpool_sidecar.serving.hint_api).
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from kvpool_sidecar.system.http_server import BoundedHandler, BoundedHttpServer,
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from kvpool_sidecar.events.prefix_api import PrefixApi
 
 __all__ = ["HealthServer", "MetricsSource", "StatusSource"]
 
@@ -37,15 +36,31 @@ class MetricsSource(Protocol):
     def text(self) -> bytes: ...
 
 
+class PostApi(Protocol):
+    """A POST endpoint with a bearer token of its own."""
+
+    def is_authorized(self, authorization: str) -> bool:
+        """Return whether the token is valid."""
+
+    def respond(self, body: bytes) -> tuple[int, dict[str, Any]]:
+        """Return status and JSON."""
+
+
 class HealthServer(BoundedHttpServer):
     """Binds in the constructor (OSError if the address is in use); serves from `start` to `stop`."""
 
     def __init__(
-        self, host: str, port: int, report: StatusSource, metrics: MetricsSource, prefixes: PrefixApi | None = None
+        self,
+        host: str,
+        port: int,
+        report: StatusSource,
+        metrics: MetricsSource,
+        prefixes: PostApi | None = None,
+        hints: PostApi | None = None,
     ) -> None:
         self.report = report
         self.metrics = metrics
-        self.prefixes = prefixes
+        self.posts = {"/prefixes": prefixes, "/hints": hints}
         super().__init__(host, port, _Handler, name="http", threads=_MAX_THREADS)
 
 
@@ -67,18 +82,21 @@ class _Handler(BoundedHandler, BaseHTTPRequestHandler):
             self.respond(404, "text/plain", b"/healthz /readyz /metrics /status\n")
 
     def do_POST(self) -> None:
-        prefixes = self.server.prefixes
         self.close_connection = True
         length = body_length(self.headers.get("Content-Length", ""), _MAX_BODY)
         if not length:
             self.respond(413, "text/plain", b"a Content-Length of at most 512 KiB is required\n")
             return
         body = self.rfile.read(length)  # always: a reply to an unread body may get lost
-        if prefixes is None or self.path.partition("?")[0] != "/prefixes":
+        path = self.path.partition("?")[0]
+        api = self.server.posts.get(path)
+        if api is None:
             self.respond(404, "text/plain", b"no such path\n")
             return
-        if not prefixes.is_authorized(self.headers.get("Authorization", "")):
-            self.respond(401, "text/plain", b"the pool's token for events is required: Authorization: Bearer ...\n")
+        if not api.is_authorized(self.headers.get("Authorization", "")):
+            token = b"hints" if path == "/hints" else b"events"
+            text = b"the pool's token for %s is required: Authorization: Bearer ...\n" % token
+            self.respond(401, "text/plain", text)
             return
-        code, reply = prefixes.respond(body)
+        code, reply = api.respond(body)
         self.respond(code, "application/json", json.dumps(reply).encode() + b"\n")

@@ -36,6 +36,7 @@ STEP_BYTES = 128 << 10
 STRIDE_BYTES = 2 << 20  # read between two checks whether the block is still needed
 _MAX_PROMPTS = 64  # waiting in one queue
 _KEEP_S = 5.0
+_RESUMED = b"resumed"  # in place of a tenant's tag: sessions of all tenants together have one tenant's share
 _STALE_S = 2.0
 _BUSY_S = 0.25  # a hint of 2 MiB that takes longer shows a busy drive
 _WAIT_S = 0.02
@@ -73,10 +74,11 @@ def in_memory(fd: int, size: int) -> bool:
 class _Prompt:
     """Remaining blocks of one lookup on one drive."""
 
-    def __init__(self, tenant: bytes, keys: Sequence[bytes], asked_at: float) -> None:
+    def __init__(self, tenant: bytes, keys: Sequence[bytes], asked_at: float, keep_s: float = _KEEP_S) -> None:
         self.tenant = tenant
         self.keys = collections.deque(keys)
         self.asked_at = asked_at
+        self.keep_s = keep_s
 
 
 class _DriveQueue:
@@ -137,6 +139,13 @@ class Prefetcher:
 
     def enqueue(self, tenant: bytes, keys: Sequence[bytes], tiers: bytes, asked_at: float) -> None:
         """Queue blocks that the engine will load next, in this order, with their tiers. A LookupListener."""
+        self._enqueue(tenant, keys, tiers, asked_at, _KEEP_S)
+
+    def enqueue_resumed(self, keys: Sequence[bytes], tiers: bytes, asked_at: float, keep_s: float) -> None:
+        """Queue blocks that a session hint named. They may wait `keep_s` for their load, and take half of the limit."""
+        self._enqueue(_RESUMED, keys, tiers, asked_at, keep_s)
+
+    def _enqueue(self, tenant: bytes, keys: Sequence[bytes], tiers: bytes, asked_at: float, keep_s: float) -> None:
         by_queue: dict[str, tuple[_DriveQueue, list[bytes]]] = {}
         for key, tier in zip(keys, tiers, strict=True):
             queue = self._queue_of(key, tier)
@@ -147,7 +156,7 @@ class Prefetcher:
                 if len(queue.prompts) >= _MAX_PROMPTS:
                     self._stats.add("prefetch", "dropped", len(there))
                     continue
-                queue.prompts.append(_Prompt(tenant, there, asked_at))
+                queue.prompts.append(_Prompt(tenant, there, asked_at, keep_s))
                 queue.ready.notify()
 
     def consumed(self, keys: Sequence[bytes]) -> None:
@@ -200,7 +209,7 @@ class Prefetcher:
                 now = self._clock()
                 if unused := self._window.expire(now):
                     self._stats.add("prefetch", "unused", unused)
-                verdict = self._window.reserve(prompt.tenant, key, size, prompt.asked_at, now)
+                verdict = self._window.reserve(prompt.tenant, key, size, prompt.asked_at, now, prompt.keep_s)
             if verdict == ReadDecision.WAIT:
                 return False
             prompt.keys.popleft()

@@ -46,14 +46,16 @@ class PrefetchWindow:
     def held_bytes(self) -> int:
         return self._of_tenant.total()
 
-    def reserve(self, tenant: bytes, key: bytes, size: int, asked_at: float, now: float) -> ReadDecision:
-        """Decide whether to prefetch a block that was looked up at `asked_at`. READ reserves its bytes."""
+    def reserve(
+        self, tenant: bytes, key: bytes, size: int, asked_at: float, now: float, keep_s: float | None = None
+    ) -> ReadDecision:
+        """Decide whether to prefetch a block that was looked up at `asked_at`. READ reserves its bytes for `keep_s`."""
         if size > self._limit or not self.is_wanted(key, asked_at, now):
             return ReadDecision.SKIP
         mine = self._of_tenant[tenant]
         if self.held_bytes + size > self._limit or (mine and mine + size > self._limit // _SHARE):
             return ReadDecision.WAIT
-        self._reserved[key] = _Held(tenant, size, now + self._keep_s)
+        self._reserved[key] = _Held(tenant, size, now + (self._keep_s if keep_s is None else keep_s))
         self._of_tenant[tenant] += size
         return ReadDecision.READ
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvpool.errors import KVPoolError, ProtocolError
 from kvpool.protocol import wire
+from kvpool.protocol.hint import Hint
 from kvpool.stats import depth_label
 from kvpool_sidecar.resilience.turn import end_turn
 from kvpool_sidecar.serving.channel import PacketChannel
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from kvpool.config import PoolConfig
     from kvpool_sidecar.peers.connection import PeerDialer
+    from kvpool_sidecar.replication.session_hints import SessionHints
     from kvpool_sidecar.resilience.fair_queue import FairQueues
     from kvpool_sidecar.serving.block_service import BlockService
     from kvpool_sidecar.serving.fingerprints import Fingerprints
@@ -58,6 +60,7 @@ class SessionContext:
     queues: FairQueues
     lookups: LookupFigures
     streams: StreamExchange
+    hints: SessionHints
 
 
 class Session:
@@ -160,6 +163,7 @@ class Session:
             wire.Op.COMMIT: self._commit,
             wire.Op.REPORT: self._report,
             wire.Op.DONE: self._done,
+            wire.Op.HINT: self._hint,
         }
         if op not in operations:
             raise ProtocolError(f"unknown operation {op}")
@@ -188,6 +192,7 @@ class Session:
             prompt_tokens=self._publishes_prompts(config),
             readable_tags=tuple(tenant.tag for tenant in granted),
             salt_key=self._pod.tenant.salt_key if config.salt_tags else b"",
+            session_key=self._pod.tenant.session_key if config.hints.enabled else b"",
         )
         self._channel.reply(head, answer.pack())
 
@@ -257,6 +262,10 @@ class Session:
 
     def _done(self, _head: wire.Head, _body: memoryview) -> None:
         """Do nothing: every request ends the read grant."""
+
+    def _hint(self, head: wire.Head, body: memoryview) -> None:
+        if (hint := Hint.unpack(body, head.items)) is not None:
+            self._context.hints.submit(self._pod.tenant, hint)
 
     def _report(self, head: wire.Head, body: memoryview) -> None:
         report = decode_report(body)

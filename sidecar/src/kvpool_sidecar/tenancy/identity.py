@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvpool.errors import ProtocolError
 from kvpool.protocol import keys
+from kvpool.protocol.hint import session_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,6 +51,7 @@ class Tenant:
         self.name = name
         self.tag = keys.tenant_tag(secret, name)
         self.salt_key = keys.salt_key(secret, self.tag)
+        self.session_key = session_key(secret, self.tag)
         self._remembered = functools.lru_cache(_REMEMBERED)(self._key)
 
     def block_key(self, block_id: bytes) -> bytes:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
+    "NO_HINTS",
     "CapacityLimits",
     "TenantLimits",
     "bytes_over_capacity",
@@ -21,6 +22,9 @@ __all__ = [
 ]
 
 
+NO_HINTS: Final = -1
+
+
 class TenantLimits(NamedTuple):
     """Of one tenant's blocks in one place. 0: no such limit."""
 
@@ -28,6 +32,7 @@ class TenantLimits(NamedTuple):
     idle_s: float = 0.0  # without a use a block goes
     max_age_s: float = 0.0  # after its making a block goes
     priority: int = 0  # where room is short the tenants with the lowest number lose blocks first
+    hints_percent: int = NO_HINTS  # of its bytes that its sessions may expect to use again
 
 
 _NO_OVERRIDES: Final[Mapping[bytes, TenantLimits]] = MappingProxyType({})
@@ -46,15 +51,18 @@ class CapacityLimits(NamedTuple):
     idle_s: float = 0.0  # without a use a block goes; 0: never
     max_age_s: float = 0.0  # after its making a block goes; 0: never
     tenants: Mapping[bytes, TenantLimits] = _NO_OVERRIDES  # by tag: those for which something else holds
+    hints_percent: int = NO_HINTS  # of a tenant's bytes that its sessions may expect to use again
 
     def of(self, tenant: bytes) -> TenantLimits:
         """The tenant's limits."""
-        return self.tenants.get(tenant) or TenantLimits(self.tenant_bytes, self.idle_s, self.max_age_s)
+        return self.tenants.get(tenant) or TenantLimits(
+            self.tenant_bytes, self.idle_s, self.max_age_s, hints_percent=self.hints_percent
+        )
 
     @property
     def by_tenant(self) -> bool:
-        """True if limits differ by tenant."""
-        return bool(self.tenant_bytes or self.tenants)
+        """True if limits differ by tenant, or a tenant's hints must not change the order of another."""
+        return bool(self.tenant_bytes or self.tenants or self.hints_percent != NO_HINTS)
 
     @property
     def by_age(self) -> bool:

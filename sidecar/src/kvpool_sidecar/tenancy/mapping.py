@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvpool.protocol import keys
-from kvpool_sidecar.tenancy.limits import TenantLimits, share_of
+from kvpool_sidecar.tenancy.limits import NO_HINTS, TenantLimits, share_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +23,7 @@ class Tenancy:
     """Tenants of one configuration. Immutable; holds the pool secret."""
 
     def __init__(self, secret: bytes, config: PoolConfig) -> None:
+        self._hints = config.hints
         self._by_namespace = {n: tenant for tenant in config.tenants for n in tenant.namespaces}
         self._ids = {tenant.id for tenant in config.tenants}
         self._by_tag = {keys.tenant_tag(secret, tenant.id): tenant for tenant in config.tenants}
@@ -47,9 +48,18 @@ class Tenancy:
         """Tags of the configured tenants."""
         return list(self._by_tag)
 
+    @property
+    def hints_percent(self) -> int:
+        """Percent of a tenant's bytes that its sessions may expect to use again; NO_HINTS: hints are off."""
+        return self._hints.share_percent if self._hints.enabled else NO_HINTS
+
     def local_limits(self, share: float) -> Mapping[bytes, TenantLimits]:
         """Limits by tag on a drive with this share of the capacity of a node."""
-        return {tag: _limits(tenant, share_of(tenant.quota_bytes, share)) for tag, tenant in self._by_tag.items()}
+        limits = {tag: _limits(tenant, share_of(tenant.quota_bytes, share)) for tag, tenant in self._by_tag.items()}
+        if not self._hints.enabled:
+            return limits
+        shares = {tag: min(self._hints.share_percent, t.hints_share_percent) for tag, t in self._by_tag.items()}
+        return {tag: one._replace(hints_percent=shares[tag]) for tag, one in limits.items()}
 
     def shared_limits(self) -> Mapping[bytes, TenantLimits]:
         """Limits by tag in the shared tier."""

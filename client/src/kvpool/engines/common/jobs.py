@@ -25,6 +25,8 @@ __all__ = ["TransferJobs", "TransferResult"]
 
 _log = logging.getLogger("kvpool")
 
+_MAX_QUEUED_WORK = 256
+
 
 class TransferResult(NamedTuple):
     """Result of one job: success per block and, for loads, the tier of each block."""
@@ -53,6 +55,7 @@ class TransferJobs:
         self._pending = 0
         self._loading_bytes = 0
         self._queued_stores = 0
+        self._queued_work = 0
         self.dropped = 0
 
     @property
@@ -113,6 +116,24 @@ class TransferJobs:
             self._run(job, False, count, lambda: ((False,) * count, (), 0), lambda: None)
         else:
             self._storer.submit(lambda: self._run(job, False, count, run, settle))
+
+    def after_stores(self, work: Callable[[], object]) -> bool:
+        """Run `work` after the stores submitted so far; False, and dropped, while too much of it waits."""
+        with self._condition:
+            if self._queued_work >= _MAX_QUEUED_WORK:
+                return False
+            self._queued_work += 1
+
+        def run() -> None:
+            try:
+                work()
+            except Exception:
+                _log.exception("kvpool: background work failed")
+            with self._condition:
+                self._queued_work -= 1
+
+        self._storer.submit(run)
+        return True
 
     def take_finished(self) -> list[TransferResult]:
         """Return all results since the last call."""

@@ -35,6 +35,7 @@ from kvpool.engines.tested_versions import described
 from kvpool.engines.vllm import weight_changes
 from kvpool.engines.vllm.cache_salt import record_salts, salt_of
 from kvpool.engines.vllm.engine_blocks import BlockLayout, engine_blocks
+from kvpool.engines.vllm.hints import SessionHintSender
 from kvpool.engines.vllm.pool_lookups import PoolLookups
 from kvpool.engines.vllm.prefill_meter import PrefillMeter
 from kvpool.engines.vllm.recorded_request import record_requests
@@ -149,6 +150,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         self._jobs = TransferJobs(max(1, self._config.connections - 2), self._config.max_inflight_stores)
         self._prefill = PrefillMeter(lambda: self._client, self._tokens_of_groups)
         self._lookups = LookupTable(PoolLookups(lambda: self._client, _block_ids, self._tokens_of_groups))
+        self._hints = SessionHintSender(lambda: self._client, _block_ids, self._jobs)
         record_requests()
         self._no_salts = record_salts()  # why the salts of stores are unknown, until it was logged
         self._is_stale = False  # the weights may have changed since the last reset
@@ -164,6 +166,8 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
 
     def on_new_request(self, req_context: Any) -> Any:
         """Return no options: vLLM offers new blocks as they are computed."""
+        if self._is_built:
+            self._hints.request_started(req_context)
         return RequestOffloadingContext()
 
     @_guarded(lambda: LookupResult.MISS)
@@ -209,8 +213,9 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
 
     @_guarded(lambda: None)
     def on_request_finished(self, req_context: Any) -> None:
-        """Discard the lookup results of a request."""
+        """Discard the lookup results of a request, and send what it says of its session."""
         self._lookups.finish(req_context.req_id)
+        self._hints.request_finished(req_context)
 
     @_guarded(lambda: None)
     def on_schedule_end(self, context: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kvpool_sidecar.observability.catalog.families import EventGauge, Gauge
+from kvpool_sidecar.observability.catalog.hints import HINT_GAUGES
 
 __all__ = ["BREAKER_PARTS", "EVENT_GAUGES", "GAUGES", "gc_status"]
 
@@ -73,6 +74,7 @@ GAUGES: Final = (
         "Bytes on the drives of removed blocks that pods keep open; freed 10 s after the removal.",
         lambda s: s["landing"]["held_bytes"],
     ),
+    *HINT_GAUGES,
     Gauge("shared_available", "1 if the shared tier responds.", lambda s: s["shared"]["available"]),
     Gauge(
         "shared_gc_leader",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvpool_sidecar.observability.catalog.families import Counter, Histogram
+from kvpool_sidecar.observability.catalog.hints import HINT_COUNTERS
 from kvpool_sidecar.observability.catalog.lookups import GONE
 
 __all__ = ["HISTOGRAMS", "SERVING_COUNTERS"]
@@ -22,6 +23,7 @@ _OPERATIONS: Final = {
     "commit": "Publish written blocks.",
     "report": "Report of a client's counters and corrupt blocks.",
     "done": "End of a read that held a grant.",
+    "hint": "Session hint.",
 }
 
 _ADMIN_OPERATIONS: Final = (
@@ -115,6 +117,7 @@ SERVING_COUNTERS: Final = (
             )
         },
     ),
+    *HINT_COUNTERS,
     Counter(
         "kvpool_sidecar_refused",
         "refused",

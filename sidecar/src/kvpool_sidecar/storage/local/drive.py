@@ -12,6 +12,7 @@ from kvpool.errors import ConfigError
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.blocks.events import BlockEvents, BlockReplicated
 from kvpool_sidecar.eviction import EvictionConfig, PerTenant
+from kvpool_sidecar.eviction.session_marks import MarksStatus
 from kvpool_sidecar.storage.base import Block, Store, TenantUsage, Usage, WriteTransaction
 from kvpool_sidecar.storage.local.directory import TierDirectory
 from kvpool_sidecar.storage.local.reader import BlockReader
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from kvpool.protocol.block import BlockHeader
+    from kvpool_sidecar.eviction.session_marks import SessionHint
     from kvpool_sidecar.storage.local.endurance import DriveEndurance
     from kvpool_sidecar.storage.local.health import DriveHealth
     from kvpool_sidecar.storage.local.held import HeldFiles
@@ -211,6 +213,18 @@ class Drive(Store):
         """A prompt's blocks in order, as far as this drive is their place."""
         with self._state.lock:
             self._state.policy.observe_sequence(keys, tenant)
+
+    def hint(self, hint: SessionHint, keys: Sequence[bytes], tenant: bytes) -> int:
+        """Apply a session's hint to the blocks of its prompt that are here; return how many took it."""
+        with self._state.lock:
+            return self._state.policy.hint(hint, keys, tenant)
+
+    def session_marks(self) -> list[MarksStatus]:
+        """What the tables of this drive learned from sessions, with the drive's capacity as the unit of their rates."""
+        with self._state.lock:
+            policy = self._state.policy
+            tables = policy.policies().values() if isinstance(policy, PerTenant) else (policy,)
+            return [MarksStatus.of(table.marks) for table in tables if table.marks is not None]
 
     def mark_shared(self, block_key: bytes) -> None:
         """Persist the copy in the sticky bit of the file, which has no other meaning for a file."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from kvpool.config import CacheConfig, LocalTier
     from kvpool.protocol.block import BlockHeader
+    from kvpool_sidecar.eviction.session_marks import SessionHint
     from kvpool_sidecar.storage.local.state import PendingCopies
     from kvpool_sidecar.storage.tombstones import PurgeTombstones
 
@@ -42,10 +43,16 @@ class LocalStore(Store):
         self._names = [root.name for root in roots]
         self._weights = [root.usage().capacity_bytes for root in roots]
 
-    def reconfigure(self, tiers: Sequence[LocalTier], cache: CacheConfig, tenants: TenantsOf) -> None:
+    def reconfigure(
+        self,
+        tiers: Sequence[LocalTier],
+        cache: CacheConfig,
+        tenants: TenantsOf,
+        hints_percent: int = quota.NO_HINTS,
+    ) -> None:
         """Apply other capacities, orders, quotas and ages to the drives. Returns immediately; `maintain` enforces
         them."""
-        for root, limits in zip(self.drives, _limits(tiers, cache, tenants), strict=True):
+        for root, limits in zip(self.drives, _limits(tiers, cache, tenants, hints_percent), strict=True):
             root.reconfigure(limits, _order(cache))
         self._weights = [tier.capacity_bytes for tier in tiers]
 
@@ -102,6 +109,13 @@ class LocalStore(Store):
             by_place.setdefault(self._home(key), []).append(key)
         for root, part in by_place.items():
             root.observe_sequence(part, tenant)
+
+    def hint(self, hint: SessionHint, keys: Sequence[bytes], tenant: bytes) -> int:
+        """Apply a session's hint to the blocks of its prompt, in order; return how many took it."""
+        by_place: dict[Drive, list[bytes]] = {}
+        for key in keys:
+            by_place.setdefault(self._home(key), []).append(key)
+        return sum(root.hint(hint, part, tenant) for root, part in by_place.items())
 
     def drive_of(self, block_key: bytes) -> Drive | None:
         """Return the drive that has the block, by the tables."""
@@ -226,6 +240,7 @@ def open_local(
     pool_uid: str,
     *,
     tenants: TenantsOf = lambda _share: {},
+    hints_percent: int = quota.NO_HINTS,
     read_paths: dict[str, str] | None = None,
     events: BlockEvents | None = None,
     read_headers: bool = False,
@@ -233,11 +248,11 @@ def open_local(
     """The store of a pool's local tiers. `read_paths`: tier path to the same directory mounted read-only.
 
     `tenants(share)` gives the tenants for which something else holds, on a drive with that part of the node's room.
-    `read_headers`: the scan reads block headers, for BlockStored.
+    `hints_percent`: see CapacityLimits. `read_headers`: the scan reads block headers, for BlockStored.
     """
     roots: list[Drive] = []
     try:
-        for tier, limits in zip(tiers, _limits(tiers, cache, tenants), strict=True):
+        for tier, limits in zip(tiers, _limits(tiers, cache, tenants, hints_percent), strict=True):
             read_path = (read_paths or {}).get(tier.path)
             roots.append(
                 Drive(
@@ -265,7 +280,9 @@ def _order(cache: CacheConfig) -> EvictionConfig:
     return EvictionConfig(cache.eviction_policy, cache.pinned_percent, cache.pinned_min_uses)
 
 
-def _limits(tiers: Sequence[LocalTier], cache: CacheConfig, tenants: TenantsOf) -> list[quota.CapacityLimits]:
+def _limits(
+    tiers: Sequence[LocalTier], cache: CacheConfig, tenants: TenantsOf, hints_percent: int
+) -> list[quota.CapacityLimits]:
     """Of each drive: of a tenant's quota it has the part that it has of the node's room."""
     total = sum(tier.capacity_bytes for tier in tiers)
     return [
@@ -280,6 +297,7 @@ def _limits(tiers: Sequence[LocalTier], cache: CacheConfig, tenants: TenantsOf) 
             idle_s=cache.idle_ttl_s,
             max_age_s=cache.max_age_s,
             tenants=tenants(tier.capacity_bytes / total),
+            hints_percent=hints_percent if cache.eviction_policy == "PrefixAware" else quota.NO_HINTS,
         )
         for tier in tiers
     ]
