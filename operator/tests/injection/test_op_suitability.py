@@ -63,7 +63,7 @@ def test_a_release_without_the_interface_is_skipped_unless_the_user_names_the_en
     [
         ({"image": "vllm/vllm-openai:v0.33.0", "command": SERVE}, True),
         ({"image": "vllm/vllm-openai:v0.33.0.post1", "command": SERVE}, True),
-        ({"image": "vllm/vllm-openai:v0.31.0", "command": SERVE}, False),
+        ({"image": "vllm/vllm-openai:v0.25.0", "command": SERVE}, False),
         ({"image": "vllm/vllm-openai:v0.99.0", "command": SERVE}, False),
         ({"image": "vllm/vllm-openai:latest", "command": SERVE}, True),
         ({"image": "lmsysorg/sglang:v0.5.23", "command": SGLANG}, True),

@@ -135,14 +135,15 @@ METADATA_KEYS: Final = (
         "Pod",
         "user",
         f"Engine kind: `auto` (default), {', '.join(f'`{e}`' for e in ENGINE_KINDS)}. `none` adds only the client and "
-        "its socket.",
+        "its socket; `vllm-pd` is another name of `vllm`. A kind other than `auto` overrides what image and resources "
+        "suggest.",
     ),
     MetadataKey(
         ANNOTATION_CONNECTOR,
         "annotation",
         "Pod",
         "user",
-        "JSON merge patch (RFC 7386) for the connector configuration that the webhook adds to vLLM or Dynamo.",
+        "JSON merge patch (RFC 7386) for the connector configuration that the webhook adds to vLLM.",
     ),
     MetadataKey(
         ANNOTATION_PREFLIGHT,
