@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from kvpool.engines import tested_versions
@@ -30,6 +32,13 @@ def test_only_releases_of_the_table_are_tested(version: str, expected: bool) -> 
 
 def test_an_engine_that_is_not_in_the_table_has_no_tested_version() -> None:
     assert not is_tested("other", "0.33.0")
+
+
+def test_the_documentation_names_the_tested_versions_of_vllm() -> None:
+    docs = Path(__file__).parents[3] / "docs"
+    (row,) = [t for t in (docs / "reference/compatibility.md").read_text().splitlines() if t.startswith("| vLLM |")]
+    assert row.startswith(f"| vLLM | {described('vllm')}:")
+    assert f"KVPool is tested with vLLM {described('vllm')} " in (docs / "how-to/engines/vllm.md").read_text()
 
 
 @pytest.mark.parametrize(
