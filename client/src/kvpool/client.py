@@ -15,6 +15,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Sized
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from kvpool import tracing
@@ -80,15 +81,13 @@ class Client:
         32 bytes (kvpool.protocol.keys.fingerprint) over everything that changes the meaning of the blocks' bytes.
         Clients with different fingerprints never share blocks.
     labels
-        `engine` and `model`, displayed in status and metrics.
+        `engine`, `model`, and `tested` (false: the plug-in was not tested with the engine's version), for display.
     fingerprint_inputs
         The values that the fingerprint was computed from. Only a short digest of each field is sent
         (kvpool.protocol.fingerprint_fields), so that the pool's status can name the fields that differ.
     tokens_per_block
         Tokens of one block, for the hit rate; 0 if the engine does not know. The sidecar then uses the pool's
         `cache.blockTokens`.
-    is_tested
-        Whether the engine's version is one that the plug-in was tested with; displayed in status.
 
     Raises
     ------
@@ -101,16 +100,14 @@ class Client:
         config: ClientConfig | None = None,
         *,
         fingerprint: bytes,
-        labels: Mapping[str, object] | None = None,
+        labels: Mapping[str, object] = MappingProxyType({}),
         fingerprint_inputs: Mapping[str, object] | None = None,
         tokens_per_block: int = 0,
-        is_tested: bool = True,
     ) -> None:
         if len(fingerprint) != FINGERPRINT_BYTES:
             raise ConfigError(f"fingerprint: must have {FINGERPRINT_BYTES} bytes, not {len(fingerprint)}")
         self.config = config or ClientConfig()
         self.fingerprint = fingerprint
-        labels = labels or {}
         hello = wire.ClientHello(
             fingerprint,
             str(labels.get("engine", "")),
@@ -120,7 +117,7 @@ class Client:
             tokens_per_block=tokens_per_block,
             lookup_reports=True,
             dials_streams=True,
-            is_tested=is_tested,
+            is_tested=labels.get("tested") is not False,
         )
         self._tokens_per_block = tokens_per_block
         self.break_even = BreakEven(is_enabled=self.config.break_even)

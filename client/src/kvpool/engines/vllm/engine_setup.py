@@ -69,12 +69,12 @@ def connect(config: ClientConfig, inputs: dict[str, Any], model_name: str, token
     model = os.path.basename(model_name.rstrip("/"))
     _log.info("kvpool: model %s, fingerprint %s, socket %s", model, fingerprint.hex()[:16], config.socket)
     _log.debug("kvpool: fingerprint inputs %s", inputs)
-    labels = {"engine": f"vllm {vllm.__version__}", "model": model}
+    tested = is_tested("vllm", vllm.__version__)
+    labels = {"engine": f"vllm {vllm.__version__}", "model": model, "tested": tested}
     return Client(
         config,
         fingerprint=fingerprint,
         labels=labels,
         fingerprint_inputs=inputs,
         tokens_per_block=tokens_per_block(tokens_of_groups),
-        is_tested=is_tested("vllm", vllm.__version__),
     )

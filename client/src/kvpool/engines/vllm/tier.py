@@ -48,7 +48,6 @@ try:
         Locality,
         LookupResult,
         Medium,
-        OffloadingEvent,
         RequestOffloadingContext,
         get_offload_block_hash,
     )
@@ -56,6 +55,7 @@ try:
 
     from kvpool.engines.vllm.counters import Counters, counter_definitions
     from kvpool.engines.vllm.engine_client import EngineClient
+    from kvpool.engines.vllm.stored_events import StoredEvents
 except ImportError as e:
     raise ImportError(
         f"kvpool.engines.vllm needs the tiered KV offloading of vLLM {described('vllm')}, which cannot be "
@@ -72,7 +72,6 @@ __all__ = ["PoolTier", "last_stats"]
 
 _log = logging.getLogger("vllm.kvpool")  # under vLLM's own logger, so that the engine's log shows it
 
-_MAX_EVENTS = 4096  # not yet taken by vLLM, which takes them at every step
 _SHUTDOWN_S = 2.0
 # since vLLM 0.31
 _TAKES_DETECTOR = "backpressure_detector" in inspect.signature(SecondaryTierManager.__init__).parameters
@@ -141,7 +140,8 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         self._slot_bytes = int((region.strides or (0,))[0])
         discards = settings.pop("discard_after_reset", False) is True
         self._config = client_config(settings)
-        self._events: list[Any] | None = [] if spec.config.enable_kv_cache_events else None
+        enabled = bool(spec.config.enable_kv_cache_events)
+        self._events = StoredEvents(self.medium, self.locality, is_enabled=enabled)
         self._counters = Counters()
         self._layout = BlockLayout.of(spec)
         self._tokens_of_groups = self._layout.chunk_tokens
@@ -204,12 +204,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
     @_guarded(tuple)
     def take_events(self) -> Iterable[Any]:
         """Return blocks stored since the last call, for vLLM's own KV events if enabled."""
-        with self._lock:
-            events = self._events
-            if not events:
-                return ()
-            self._events = []
-            return events
+        return self._events.take()
 
     @_guarded(lambda: None)
     def on_request_finished(self, req_context: Any) -> None:
@@ -344,7 +339,7 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         measured = {"transfer_time": done.seconds, **({"transfer_bytes": done.bytes} if _REPORTS_BYTES else {})}
         succeeded = [key for key, ok in zip(offload_keys, done.ok, strict=True) if ok]
         if not done.is_load:
-            self._record_stored(succeeded)
+            self._events.add(succeeded)
             return JobResult(job_id=done.job, success=all_ok, **measured)
         if not all_ok:
             self._lookups.mark_miss([key for key, ok in zip(offload_keys, done.ok, strict=True) if not ok])
@@ -354,14 +349,6 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
             client.count_tokens(grown)
         loaded = None if all_ok else tuple(succeeded) or None
         return JobResult(job_id=done.job, success=all_ok, successful_keys=loaded, **measured)
-
-    def _record_stored(self, offload_keys: list[bytes]) -> None:
-        # subscribers of the engine's events learn where blocks went; evictions are published by the pool's sidecars
-        with self._lock:
-            if self._events is not None and offload_keys and len(self._events) < _MAX_EVENTS:
-                where = self.locality or Locality.REMOTE
-                event = OffloadingEvent(keys=offload_keys, medium=self.medium, removed=False, locality=where)
-                self._events.append(event)
 
 
 def _block_ids(fingerprint: bytes, offload_keys: Sequence[bytes]) -> list[bytes]:
