@@ -218,6 +218,7 @@ def test_after_a_reset_of_the_connector_an_engine_shares_nothing(
 def test_a_pause_keeps_the_blocks_and_new_weights_do_not(cluster: Cluster, start_engine: Callable[..., Engine]) -> None:
     """Sleep of level 1 pauses like this; sleep itself needs a GPU."""
     engine = start_engine(connector(cluster["a"].socket, **PATIENT))
+    assert until(lambda: engine.stats()["connected"])
     first = stored(cluster, "a", engine, 60)
     before = engine.stats()
     assert engine.ask(pause=True)["paused"]

@@ -213,6 +213,7 @@ def test_an_untested_version_whose_self_test_passes_uses_the_pool_and_is_shown(
     cluster: Cluster, start_engine: Callable[..., Engine], tmp_path: Path
 ) -> None:
     engine, _ = served(cluster, start_engine, tmp_path, tested_versions="\nTESTED['vllm'] = ()\n")
+    assert until(lambda: engine.stats()["connected"])
     own = engine.stats()["fingerprint"]
     shown = {entry["digest"]: entry["tested"] for entry in cluster["a"].status()["fingerprints"]}
     assert shown[own] is False
@@ -228,6 +229,6 @@ def test_chunks_that_do_not_fit_the_models_blocks_become_one_block(
     text = json.loads(connector(cluster["a"].socket, **PATIENT))
     text["kv_connector_extra_config"]["block_size"] = 40  # the engine's blocks have 32 tokens
     engine, _ = served(cluster, start_engine, tmp_path, json.dumps(text))
+    assert until(lambda: engine.stats()["connected"])
     stored(cluster, "a", engine, 72)
-    assert engine.stats()["connected"]
     engine.close()

@@ -80,13 +80,17 @@ def test_its_tiering_manager_hands_blocks_over_and_another_gets_them_from_the_fi
     assert got["stats"]["hits"]["peer"] == 4
 
 
-def test_versions_do_not_share(
-    cluster: Cluster, paths: dict[str, list[Path]], engine_home: Path, tmp_path: Path
-) -> None:
-    put = run(paths["0.33"], engine_home, tmp_path, cluster["a"].socket, "put")
-    other = run(paths["0.32"], engine_home, tmp_path, cluster["b"].socket, "get")
-    assert other["found"] == ["MISS"] * 4
-    assert other["fingerprint"] != put["fingerprint"]
+def test_versions_do_not_share(paths: dict[str, list[Path]], engine_home: Path, tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    alone = Cluster(tmp_path / "cluster", ("a",), index=False)
+    try:
+        put = run(paths["0.33"], engine_home, tmp_path, alone["a"].socket, "put")
+        assert put["stats"]["stores"] == {"stored": 4}
+        other = run(paths["0.32"], engine_home, tmp_path, alone["a"].socket, "get")
+        assert other["found"] == ["MISS"] * 4
+        assert other["fingerprint"] != put["fingerprint"]
+    finally:
+        alone.close()
 
 
 @pytest.mark.parametrize(("version", "expected"), [("0.32", False), ("0.33", True)])
