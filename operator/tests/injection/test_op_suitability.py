@@ -166,3 +166,23 @@ def test_a_ray_worker_is_injected_with_a_warning_and_a_head_is_not(engine: str):
 def test_a_command_that_hides_the_client_has_a_warning(text: str, is_hidden: bool):
     _, warnings = injected(pod_of({"command": ["bash", "-c", text]}))
     assert ["hides the client" in w for w in warnings] == ([True] if is_hidden else [])
+
+
+@pytest.mark.parametrize(
+    ("image", "path"),
+    [
+        ("vllm/vllm-openai:latest", "/run/kvpool/client"),
+        (
+            "kserve/huggingfaceserver:v0.16.0",
+            "/run/kvpool/client:/kserve-workspace/huggingfaceserver:/huggingfaceserver",
+        ),
+        ("ghcr.io/llm-d/llm-d:v0.2.0", "/run/kvpool/client:/usr/local/nixl/lib/python3/dist-packages"),
+        ("opea/vllm-gaudi:1.22.0", "/run/kvpool/client:/root:/usr/lib/habanalabs"),
+    ],
+)
+def test_the_python_path_of_a_known_image_is_kept(image: str, path: str):
+    pod, _ = injected(pod_of({"image": image, "command": SERVE}, engine="vllm"))
+    assert env(pod["spec"]["containers"][0])["PYTHONPATH"] == path
+    mine = [{"name": "PYTHONPATH", "value": "/mine"}]
+    pod, _ = injected(pod_of({"image": image, "command": SERVE, "env": mine}, engine="vllm"))
+    assert env(pod["spec"]["containers"][0])["PYTHONPATH"] == "/run/kvpool/client:/mine"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-__all__ = ["accelerator"]
+__all__ = ["accelerator", "accelerator_of_image"]
 
 _RESOURCES: Final = {
     "google.com/tpu": "Google TPU",
@@ -48,6 +48,11 @@ def accelerator(container: dict[str, Any]) -> str:
     for prefix, name in _RESOURCES.items():
         if any(r.startswith(prefix) for r in requested):
             return name
-    image = str(container.get("image") or "").partition("@")[0].lower()
+    return accelerator_of_image(str(container.get("image") or ""))
+
+
+def accelerator_of_image(image: str) -> str:
+    """Return the name of an accelerator for which the image is made, among those that the client does not support."""
+    image = image.partition("@")[0].lower()
     words = re.findall(r"[a-z]+", image.partition("/")[2] or image)
     return next((_IMAGES[w] for w in words if w in _IMAGES), "")

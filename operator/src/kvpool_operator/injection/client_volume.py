@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvpool.config import CLIENT_CONFIG_ENV
 from kvpool_operator.injection.connector import escape_expansion
+from kvpool_operator.injection.image_paths import image_pythonpath
 from kvpool_operator.injection.init_resources import init_resources
 from kvpool_operator.injection.pod import append, default_env, find_by_name, items, mount_at, spec
 from kvpool_operator.injection.skip import Skip, SkipReason
@@ -87,11 +88,15 @@ def _init_container(pod: Pod, settings: InjectionSettings, engine: dict[str, Any
 
 
 def _prefix_pythonpath(container: dict[str, Any]) -> None:
-    """Prepend the client directory. A PYTHONPATH that only the image sets is not visible here and is replaced."""
+    """Prepend the client directory.
+
+    A PYTHONPATH that only the image sets is not visible here and is replaced, but for directories of known images.
+    """
     env = items(container, "env")
     entry = find_by_name(env, "PYTHONPATH")
     if entry is None:
-        env.append({"name": "PYTHONPATH", "value": CLIENT_DIR})
+        paths = [CLIENT_DIR, *image_pythonpath(str(container.get("image") or ""))]
+        env.append({"name": "PYTHONPATH", "value": ":".join(paths)})
         return
     if "valueFrom" in entry:  # keep the reference under another name: a variable can use earlier ones
         env.insert(env.index(entry), {"name": USER_PYTHONPATH, "valueFrom": entry.pop("valueFrom")})
