@@ -186,14 +186,15 @@ def test_what_cannot_be_shared_safely_is_refused_with_a_reason(
 
 
 def test_a_release_that_is_not_tested_uses_the_pool_after_its_self_test(
-    engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+    engine: Callable[..., Engine], fake: FakeSidecar, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lmcache_remote.lmcache, "__version__", "0.4.0")
     one = engine()
     put(one, [chunk(1)])
     stored = one.connector.stats()["stores"]["stored"]
-    assert one.connector.exists_sync(chunk(1))
+    assert until(lambda: one.connector.exists_sync(chunk(1)))
     assert one.connector.stats()["stores"]["stored"] == stored + 1
+    assert fake.hellos[-1].is_tested is False
 
 
 def test_another_interface_is_refused(engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:

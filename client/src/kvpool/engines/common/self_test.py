@@ -46,17 +46,30 @@ class SelfTest:
         self._next = 0.0
 
     def run(self, client: Client) -> Verdict:
-        """Return the verdict for `client`; an unknown one is tested again after a few seconds. Never raises."""
+        """Return the verdict for `client`. Never raises, and never blocks.
+
+        The test runs in a thread, because a store may take longer than a lookup. An unknown verdict is tested again
+        after a few seconds.
+        """
         with self._lock:
             if client is not self._tested:
                 self._tested, self._verdict, self._next = client, Verdict.UNKNOWN, 0.0
             if self._verdict is Verdict.UNKNOWN and client.connected and time.monotonic() >= self._next:
-                self._next = time.monotonic() + _RETRY_S
+                self._next = float("inf")
                 try:
-                    self._verdict = self._test(client)
-                except Exception:  # whatever failed here would fail for the engine's blocks
-                    self._verdict = Verdict.FAILED
+                    threading.Thread(target=self._run, args=(client,), name="kvpool-self-test", daemon=True).start()
+                except RuntimeError:  # no thread can be started
+                    self._next = time.monotonic() + _RETRY_S
             return self._verdict
+
+    def _run(self, client: Client) -> None:
+        try:
+            verdict = self._test(client)
+        except Exception:  # whatever failed here would fail for the engine's blocks
+            verdict = Verdict.FAILED
+        with self._lock:
+            if client is self._tested:
+                self._verdict, self._next = verdict, time.monotonic() + _RETRY_S
 
     def _test(self, client: Client) -> Verdict:
         source = self._source() if self._source is not None else memoryview(bytearray(os.urandom(_BYTES)))

@@ -46,6 +46,7 @@ from kvpool.engines.lmcache.fingerprint import (
 )
 from kvpool.engines.lmcache.interface import adapter_problem
 from kvpool.engines.lmcache.inventory import StoredInventory
+from kvpool.engines.tested_versions import is_tested
 from kvpool.protocol.keys import block_id, fingerprint
 from kvpool.protocol.wire import Tier
 from kvpool.stats import ABSENT_REASONS, Reason
@@ -202,7 +203,8 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         _log.debug("kvpool: fingerprint inputs %s", inputs)
         engine = f"lmcache {lmcache.__version__}"
         labels = {"engine": engine, "model": model}
-        return Client(self._config, fingerprint=digest, labels=labels, fingerprint_inputs=inputs)
+        tested = is_tested("lmcache", str(lmcache.__version__))
+        return Client(self._config, fingerprint=digest, labels=labels, fingerprint_inputs=inputs, is_tested=tested)
 
     def _parts(
         self, keys: Sequence[Any], layouts: Any, deadline: float, skip: Callable[[Any], bool] = lambda _: False

@@ -42,6 +42,7 @@ from kvpool.engines.lmcache.fingerprint import (
 from kvpool.engines.lmcache.interface import connector_problem
 from kvpool.engines.lmcache.inventory import StoredInventory
 from kvpool.engines.lmcache.rechecks import Rechecks
+from kvpool.engines.tested_versions import is_tested
 from kvpool.protocol.keys import block_id, fingerprint
 from kvpool.protocol.wire import Tier
 
@@ -107,7 +108,7 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         self._lookups = pool(1, "kvpool-lookup")
         self._loads = pool(max(1, self._config.connections - 2), "kvpool-load")
         self._stores = pool(1, "kvpool-store")
-        if blocker := interface_problem() or self._blocker(config):
+        if blocker := interface_problem() or _blocker(config):
             _log.error("kvpool: %s: the engine runs without the pool", blocker)
             report_without_pool(blocker, "lmcache")
             return
@@ -207,15 +208,6 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
             return {"connected": False}
         return {"connected": client.connected, "fingerprint": client.fingerprint.hex(), **client.stats()}
 
-    def _blocker(self, config: Any) -> str:
-        if config.pre_caching_hash_algorithm == "builtin":
-            return "LMCache hashes prompts with Python's built-in hash: set pre_caching_hash_algorithm to sha256_cbor"
-        if config.use_layerwise:
-            return "layerwise chunks of LMCache are not stored: remove use_layerwise"
-        if config.remote_serde not in (None, "naive"):
-            return "the output of an LMCache serde is not stored: remove remote_serde"
-        return ""
-
     def _connect(self, config: Any, metadata: Any, settings: dict[str, Any]) -> Client:
         version = str(lmcache.__version__)
         space = FingerprintNamespace(str(metadata.model_name), int(metadata.world_size), 0, self._layout)
@@ -236,8 +228,9 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         _log.info("kvpool: model %s, fingerprint %s, socket %s", model, digest.hex()[:16], self._config.socket)
         labels, tokens = {"engine": f"lmcache {version}", "model": model}, int(metadata.chunk_size)
         return Client(
-            self._config, fingerprint=digest, labels=labels, fingerprint_inputs=inputs, tokens_per_block=tokens
-        )
+            self._config, fingerprint=digest, labels=labels, fingerprint_inputs=inputs, tokens_per_block=tokens,
+            is_tested=is_tested("lmcache", version),
+        )  # fmt: skip
 
     def _block_id(self, client: Client, key: Any) -> bytes:
         return block_id(client.fingerprint, *key_name(key, str(key.dtype)))
@@ -343,6 +336,16 @@ def _release(held: Sequence[Any]) -> None:
         if memory is not None:
             with contextlib.suppress(Exception):
                 memory.ref_count_down()
+
+
+def _blocker(config: Any) -> str:
+    if config.pre_caching_hash_algorithm == "builtin":
+        return "LMCache hashes prompts with Python's built-in hash: set pre_caching_hash_algorithm to sha256_cbor"
+    if config.use_layerwise:
+        return "layerwise chunks of LMCache are not stored: remove use_layerwise"
+    if config.remote_serde not in (None, "naive"):
+        return "the output of an LMCache serde is not stored: remove remote_serde"
+    return ""
 
 
 def interface_problem() -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvpool.client import Client
 from kvpool.engines.common.self_test import SelfTest, is_trusted
+from kvpool.engines.tested_versions import is_tested
 from kvpool.protocol import keys as protocol_keys
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class PoolConnection:
         labels = {"engine": f"sglang {self._version}", "model": self._model}
         self.client = Client(
             self._settings, fingerprint=fingerprint, labels=labels, fingerprint_inputs=inputs,
-            tokens_per_block=page_size,
+            tokens_per_block=page_size, is_tested=is_tested("sglang", self._version),
         )  # fmt: skip
 
     def current(self) -> Client | None:
