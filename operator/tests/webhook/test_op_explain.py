@@ -151,7 +151,7 @@ def test_a_document_with_placeholders_does_not_hide_the_others(explain: Any):
     "spec",
     [
         {"containers": [ENGINE | {"args": "{{ args }}"}]},
-        {"containers": [ENGINE | {"args": [1]}]},
+        {"containers": [ENGINE | {"args": [["x"]]}]},
         {"containers": [ENGINE | {"env": {"A": "b"}}]},
         {"containers": [ENGINE, None]},
         {"containers": [ENGINE], "volumes": ["x"]},
@@ -163,6 +163,22 @@ def test_what_no_api_server_accepts_is_malformed(explain: Any, spec: dict[str, A
     (item,) = result["items"]
     assert (status, item["decision"], item["reason"]) == (1, "skipped", "malformed")
     assert item["message"]
+
+
+def test_numbers_for_strings_are_evaluated_with_a_warning(explain: Any):
+    numbers = pod(labels={"a": True}, containers=[ENGINE | {"args": [8000], "env": [{"name": "A", "value": 1}]}])  # type: ignore[dict-item]
+    status, result = explain(numbers)
+    (item,) = result["items"]
+    assert (status, item["decision"]) == (0, "injected")
+    assert item["pod"]["spec"]["containers"][0]["args"] == [8000]
+    assert ["the API server rejects" in w for w in item["warnings"]] == [True, True]
+
+
+def test_an_annotation_that_is_no_string_is_malformed(explain: Any):
+    wrong = pod()
+    wrong["metadata"]["annotations"] = {"kvpool.dev/pool": 7}
+    status, result = explain(wrong)
+    assert (status, result["items"][0]["reason"]) == (1, "malformed")
 
 
 def test_null_fields_and_missing_names_are_accepted(explain: Any):

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import json
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +23,7 @@ from kvpool_operator.api.annotations import (
     ANNOTATION_SKIP_REASON,
     LABEL_INJECT,
 )
-from kvpool_operator.api.v1alpha1 import API_VERSION, KIND, KVCachePool
+from kvpool_operator.api.v1alpha1 import API_VERSION, GROUP, KIND, KVCachePool
 from kvpool_operator.errors import InvalidPoolError
 from kvpool_operator.injection.annotations import parse_annotations, parse_pool
 from kvpool_operator.injection.pool_selection import NamespaceView
@@ -156,6 +157,11 @@ async def _explain(
         return _item(document, template, decision="skipped", message=template.problem, pod=template.pod)
     selects = bool(pool and (pool["spec"].get("injection") or {}).get("selector"))
     pod, requested = _requesting(template.pod, is_assumed=not view.labels and not selects)
+    annotations = pod["metadata"].get("annotations") or {}
+    invalid = [k for k, v in annotations.items() if k.startswith(f"{GROUP}/") and not isinstance(v, str)]
+    if invalid:
+        malformed = replace(template, problem=f"annotation {invalid[0]} is not a string")
+        return _item(document, malformed, requested=requested, decision="skipped", message=malformed.problem, pod=pod)
     review = {"request": {"uid": "explain", "operation": "CREATE", "kind": {"kind": "Pod"}, "namespace": namespace}}
     review["request"]["object"] = pod
     cache = PoolCache(_OnePool(pool or _minimal_pool(pod, view), view))
@@ -177,6 +183,7 @@ async def _explain(
     warnings = [w.removeprefix("kvpool: ") for w in response.get("warnings", [])]
     if outcome["decision"] == "skipped":  # the first warning repeats the reason
         warnings = warnings[1:]
+    warnings += template.warnings
     names = _changed_containers(pod, changed)
     return _item(document, template, requested=requested, containers=names, warnings=warnings, pod=changed, **outcome)
 

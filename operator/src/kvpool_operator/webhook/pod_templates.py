@@ -35,7 +35,9 @@ class PodTemplate:
     """Path of the template in the document, for example `spec.template`; empty for a Pod."""
     pod: dict[str, Any]
     problem: str = ""
-    """Why no API server would accept it, empty if it might."""
+    """Why it cannot be evaluated: a type that no API server accepts. Empty if it can."""
+    warnings: tuple[str, ...] = ()
+    """What an API server would reject, but does not change the decision."""
 
 
 @dataclass(frozen=True)
@@ -121,15 +123,14 @@ def _pod_spec(value: dict[str, Any]) -> dict[str, Any] | None:
 def _template(path: str, metadata: dict[str, Any], spec: dict[str, Any], name: str) -> PodTemplate:
     metadata = {**metadata, "name": metadata.get("name") or name or "unnamed"}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-    return PodTemplate(path, pod, _malformed(metadata, spec))
+    problem = _malformed(metadata, spec)
+    return PodTemplate(path, pod, problem, () if problem else tuple(_not_strings(metadata, spec)))
 
 
 def _malformed(metadata: dict[str, Any], spec: dict[str, Any]) -> str:
     """Return what has another type than the API server accepts, and injection relies on. Null is absent."""
     problems = [
-        f"metadata.{key} is not an object of strings"
-        for key in ("labels", "annotations")
-        if not _is_object(metadata.get(key)) or not all(isinstance(v, str) for v in (metadata.get(key) or {}).values())
+        f"metadata.{key} is not an object" for key in ("labels", "annotations") if not _is_object(metadata.get(key))
     ]
     problems += [f"spec.{key} is not a list of objects" for key in _OBJECT_LISTS if not _is_objects(spec.get(key))]
     if not problems:
@@ -145,7 +146,7 @@ def _malformed_container(index: int, container: dict[str, Any]) -> Iterator[str]
     name = container.get("name") or f"number {index}"
     for key in ("command", "args"):
         words = container.get(key)
-        if words is not None and not (isinstance(words, list) and all(isinstance(w, str) for w in words)):
+        if words is not None and not (isinstance(words, list) and all(isinstance(w, _SCALARS) for w in words)):
             yield f"{key} of container {name} is not a list of strings"
     for key in ("env", "volumeMounts"):
         if not _is_objects(container.get(key)):
@@ -153,6 +154,19 @@ def _malformed_container(index: int, container: dict[str, Any]) -> Iterator[str]
     for key in ("resources", "securityContext"):
         if not _is_object(container.get(key)):
             yield f"{key} of container {name} is not an object"
+
+
+def _not_strings(metadata: dict[str, Any], spec: dict[str, Any]) -> Iterator[str]:
+    """Yield a warning for each value that must be a string, and is a number, a boolean or null."""
+    for key in ("labels", "annotations"):
+        wrong = [k for k, v in (metadata.get(key) or {}).items() if not isinstance(v, str)]
+        if wrong:
+            yield f"the API server rejects metadata.{key}: {wrong[0]} is not a string"
+    for container in [*spec["containers"], *(spec.get("initContainers") or [])]:
+        words = [*(container.get("command") or []), *(container.get("args") or [])]
+        values = [e.get("value") for e in container.get("env") or []]
+        if not all(isinstance(v, str) for v in words) or not all(isinstance(v, str | None) for v in values):
+            yield f"the API server rejects container {container.get('name')}: some argument or variable is not a string"
 
 
 def _is_object(value: Any) -> bool:
