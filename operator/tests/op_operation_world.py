@@ -103,7 +103,7 @@ class World:
     def operation(self, **spec: Any) -> None:
         wish = (
             spec
-            if {"purge", "verify", "warm", "preflight", "drain"} & spec.keys()
+            if {"purge", "verify", "warm", "preflight", "drain", "release"} & spec.keys()
             else {"purge": {"tenant": "team-a"}, **spec}
         )
         self.cluster.put(

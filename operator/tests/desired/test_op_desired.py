@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from op_samples import ENV, LOCAL, ROOT, SECRET, example, inputs, pool
 from zmq.utils.z85 import encode
 
-from kvpool.config import Deadlines, FsspecTier, PoolConfig, loads
-from kvpool.protocol.keys import events_curve_keys, events_token
+from kvpool.config import Deadlines, FsspecTier, HintsConfig, PoolConfig, loads
+from kvpool.protocol.keys import events_curve_keys, events_token, hints_token
 from kvpool_operator.api.crdgen import render
 from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.api.v1alpha1 import KVCachePool
@@ -311,7 +311,7 @@ def test_the_configuration_is_one_that_sidecars_read():
 
 def test_routers_get_a_secret_with_their_token_and_keys_alone_where_there_are_events():
     made = [m for m in CASES["full"] if m["kind"] == "Secret"]
-    assert [m["metadata"]["name"] for m in made] == ["chat-secret", "chat-events"]
+    assert [m["metadata"]["name"] for m in made] == ["chat-secret", "chat-events", "chat-hints"]
     data = {key: base64.b64decode(text).decode() for key, text in made[1]["data"].items()}
     token = data.pop("token")
     server_key, router_key = events_curve_keys(SECRET.pool_secret.encode(), SECRET.pool_id, 0)
@@ -323,9 +323,26 @@ def test_routers_get_a_secret_with_their_token_and_keys_alone_where_there_are_ev
     assert token == events_token(SECRET.pool_secret.encode(), SECRET.pool_id, 0)
     other = build(inputs(events={"enabled": True, "tokenRevision": 1}))
     assert base64.b64decode(find(other, "Secret", "chat-events")["data"]["token"]).decode() not in ("", token)
-    assert [m["metadata"]["name"] for m in CASES["minimal"] if m["kind"] == "Secret"] == ["chat-secret"]
+    assert [m["metadata"]["name"] for m in CASES["minimal"] if m["kind"] == "Secret"] == ["chat-secret", "chat-hints"]
     names = {p["name"] for _, spec in pods(CASES["full"]) for c in spec["containers"] for p in c.get("ports", ())}
     assert {"kv-events", "kv-replay"} <= names
+
+
+def test_gateways_get_a_secret_with_the_token_for_hints_alone_while_hints_are_on():
+    made = find(CASES["minimal"], "Secret", "chat-hints")["data"]
+    assert made.keys() == {"token"}
+    token = base64.b64decode(made["token"]).decode()
+    assert token == hints_token(SECRET.pool_secret.encode(), SECRET.pool_id, 0)
+    other = find(build(inputs(hints={"tokenRevision": 1})), "Secret", "chat-hints")
+    assert base64.b64decode(other["data"]["token"]).decode() not in ("", token)
+    off = build(inputs(hints={"enabled": False}))
+    assert [m["metadata"]["name"] for m in off if m["kind"] == "Secret"] == ["chat-secret"]
+
+
+def test_sidecars_get_the_pools_limits_for_hints():
+    given = inputs(hints={"share": 10, "maxKeep": "5m", "tokenRevision": 3}).config.config.hints
+    assert given == HintsConfig(enabled=True, share_percent=10, max_keep_s=300, token_revision=3)
+    assert inputs().config.config.hints == HintsConfig()
 
 
 def event_rules(**events: Any) -> list[Manifest]:

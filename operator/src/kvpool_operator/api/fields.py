@@ -304,6 +304,7 @@ NodeExpiry = duration_between("1m", "720h", "give nodeExpiry from 1m to 720h, su
 LoadTime = duration_between("1ms", "1m", "give loadDeadline from 1ms to 1m, such as 100ms: the engine waits for it")
 StoreTime = duration_between("100ms", "10m", "give storeDeadline from 100ms to 10m, such as 10s")
 LifeTime = duration_between("0s", "8760h", "give a time to live up to 8760h, such as 24h; 0s turns it off")
+KeepTime = duration_between("1s", "24h", "give maxKeep from 1s to 24h, such as 1h")
 Cooldown = duration_between("10ms", "10m", "give cooldown from 10ms to 10m, such as 1s")
 DrainTime = duration_between("1s", "24h", "give drain.timeout from 1s to 24h, such as 10m")
 DrainBandwidth = bytes_between(

@@ -107,6 +107,18 @@ class DrainAction(Model):
     """Maximum bytes per second that the node sends, such as 256Mi."""
 
 
+class ReleaseAction(Model):
+    """Report that a session has ended: its blocks are evicted first on every node that knows the session. No block is
+    removed; one that is used again stays. For single sessions, such as a user's at the end of a contract: gateways and
+    engines report the end of each session themselves (POST /hints)."""
+
+    tenant: f.TenantName
+    """Tenant of the session, as in `purge.tenant`."""
+    session: f.SessionDigest
+    """Digest of the session: "sha256:" and the SHA-256 digest of the session's name, so that the name stays secret.
+    `printf %s "$SESSION" | sha256sum` prints it."""
+
+
 class OperationSpec(Model):
     """Operation and pool. Immutable. Deleting the object cancels the operation. Set exactly one action."""
 
@@ -124,6 +136,8 @@ class OperationSpec(Model):
     """Run the preflight checks on all nodes."""
     drain: DrainAction | None = None
     """Copy the hot blocks of one node to other places."""
+    release: ReleaseAction | None = None
+    """Report that a session has ended."""
     timeout: f.Limit = "1h"
     """Time limit, such as 1h. After it, the operation is Failed, and `failures` names the unfinished nodes."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=31_536_000, json_schema_extra={"format": "int64"})] = (
@@ -138,7 +152,7 @@ class OperationSpec(Model):
 
     @property
     def kind(self) -> str:
-        """Action that is set: purge, warm, verify, preflight or drain."""
+        """Action that is set: purge, warm, verify, preflight, drain or release."""
         return next(name for name in f.ACTIONS if getattr(self, name) is not None)
 
 
@@ -158,7 +172,8 @@ class OperationNodes(Model):
 class OperationResults(Model):
     """Counts of all nodes together, by tier. A purge counts removed blocks and bytes, and removed quarantined blocks; a
     verification counts read blocks and bytes, and corrupt blocks; a warm-up counts copied blocks and bytes; a preflight
-    counts `checks`, warnings, and failures; a drain counts blocks and bytes copied off the node."""
+    counts `checks`, warnings, and failures; a drain counts blocks and bytes copied off the node; a release counts
+    released blocks, and the nodes that knew the session."""
 
     local: Counts = Field(default_factory=dict)
     """Counts of the local tiers. A block on two nodes counts twice."""

@@ -18,10 +18,11 @@ __all__ = [
     "Limit",
     "NodeName",
     "Salt",
+    "SessionDigest",
     "TenantName",
 ]
 
-ACTIONS: Final = ("purge", "warm", "verify", "preflight", "drain")
+ACTIONS: Final = ("purge", "warm", "verify", "preflight", "drain", "release")
 """Spec fields of which exactly one is set."""
 
 ONE_ACTION: Final = Rule(
@@ -48,6 +49,11 @@ Salt = matching(
     r"^sha256:[0-9a-f]{64}$",
     71,
     'give the digest of a salt, "sha256:" and 64 hexadecimal digits: printf %s "$SALT" | sha256sum',
+)
+SessionDigest = matching(
+    r"^sha256:[0-9a-f]{64}$",
+    71,
+    'give the digest of a session, "sha256:" and 64 hexadecimal digits: printf %s "$SESSION" | sha256sum',
 )
 NodeName = matching(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", 253, "give the name of a node")
 Age = duration_between("1s", "87600h", "give an age from 1s to 87600h, such as 72h")

@@ -126,6 +126,14 @@ class Sharing(Model):
         return self
 
 
+class TenantHints(Model):
+    """Session hints of the tenant."""
+
+    share: Annotated[int, Field(ge=0, le=100)] = 100
+    """Percent of the tenant's bytes on a drive that its sessions may expect to use again, if it is lower than the
+    pool's hints.share. 0: its sessions can only report that they have ended."""
+
+
 class TenantSpec(Model):
     """Namespaces that use a pool as one tenant: they share their blocks with each other only, and share a quota."""
 
@@ -144,6 +152,8 @@ class TenantSpec(Model):
     evicted first, and among these of the tenant with the highest usage. Namespaces without a KVCacheTenant have
     priority 0. A tenant can lose all of its blocks to one with a higher priority: set a quota for tenants with a high
     priority."""
+    hints: TenantHints = section(TenantHints)
+    """Session hints of the tenant."""
     sharing: Sharing = section(Sharing)
     """Read access of other tenants to this tenant's blocks. If it is omitted, no other tenant has access."""
 

@@ -24,6 +24,7 @@ from kvpool_operator.api.model import (
     section,
 )
 from kvpool_operator.api.pool.cache import Cache, Tenancy
+from kvpool_operator.api.pool.hints import Hints
 from kvpool_operator.api.pool.index import ExternalIndex, Index, IndexPersistence
 from kvpool_operator.api.pool.injection import InjectionSpec
 from kvpool_operator.api.pool.nodes import Nodes, Toleration
@@ -97,6 +98,8 @@ class PoolSpec(Model):
     """Transfer of blocks between nodes."""
     events: Events = section(Events)
     """KV cache events for routers."""
+    hints: Hints = section(Hints)
+    """Session hints: a session has ended, or continues in about a given time."""
     injection: InjectionSpec = section(InjectionSpec)
     """Injection of engine pods: by the label kvpool.dev/inject: "true", by a label of their namespace, or by a
     selector."""

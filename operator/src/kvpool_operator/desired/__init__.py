@@ -15,7 +15,7 @@ from kvpool_operator.desired.inputs import ExternalIndexUrl, Inputs, Installatio
 from kvpool_operator.desired.networkpolicy import network_policies
 from kvpool_operator.desired.nfs import nfs_claims, nfs_volumes
 from kvpool_operator.desired.rbac import index_account, sidecar_account
-from kvpool_operator.desired.secrets import events_secret, secret
+from kvpool_operator.desired.secrets import events_secret, hints_secret, secret
 from kvpool_operator.desired.services import index_service, sidecar_service
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def build(inputs: Inputs) -> list[Manifest]:
         index_account(pool),
         secret(inputs),
         events_secret(inputs),
+        hints_secret(inputs),
         configmap(inputs),
         *network_policies(pool, inputs.env),
         *nfs_volumes(pool),

@@ -6,6 +6,7 @@ __all__ = [
     "claim",
     "config",
     "events",
+    "hints",
     "index",
     "plan",
     "preflight",
@@ -39,6 +40,11 @@ def secret(pool: str) -> str:
 def events(pool: str) -> str:
     """Secret with the token of routers."""
     return f"{pool}-events"
+
+
+def hints(pool: str) -> str:
+    """Secret with the token of POST /hints."""
+    return f"{pool}-hints"
 
 
 def preflight(pool: str) -> str:

@@ -6,7 +6,7 @@ import base64
 import binascii
 from typing import TYPE_CHECKING, Any
 
-from kvpool.protocol.keys import events_curve_keys, events_token
+from kvpool.protocol.keys import events_curve_keys, events_token, hints_token
 from kvpool_operator.desired import names
 from kvpool_operator.desired.inputs import PoolSecret
 from kvpool_operator.desired.labels import labels, metadata
@@ -21,6 +21,7 @@ __all__ = [
     "PEER_CERTIFICATES",
     "PEER_FILES",
     "events_secret",
+    "hints_secret",
     "index_ca_files",
     "index_server_files",
     "password_files",
@@ -150,4 +151,19 @@ def events_secret(inputs: Inputs) -> Manifest | None:
         "metadata": metadata(inputs.pool, names.events(inputs.pool.metadata.name), "secret"),
         "type": "Opaque",
         "data": {key: base64.b64encode(text.encode()).decode() for key, text in values.items()},
+    }
+
+
+def hints_secret(inputs: Inputs) -> Manifest | None:
+    """Return Secret `NAME-hints`: the token of POST /hints, derived from the pool's secret one way."""
+    hints = inputs.pool.spec.hints
+    if not hints.enabled:
+        return None
+    token = hints_token(inputs.secret.pool_secret.encode(), inputs.secret.pool_id, hints.token_revision)
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(inputs.pool, names.hints(inputs.pool.metadata.name), "secret"),
+        "type": "Opaque",
+        "data": {"token": base64.b64encode(token.encode()).decode()},
     }

@@ -137,7 +137,13 @@ class Observer:
         # an object that is overlooked while its pool is deleted stays forever: then the API is listed
         read = self._listed if meta.deletion_timestamp is not None else self._watched
         secrets, owned = await asyncio.gather(
-            self._secrets(meta, names.secret(meta.name), names.events(meta.name), names.preflight(meta.name)),
+            self._secrets(
+                meta,
+                names.secret(meta.name),
+                names.events(meta.name),
+                names.hints(meta.name),
+                names.preflight(meta.name),
+            ),
             read(meta),
         )
         return {ref(o): o for o in [*secrets, *owned]}

@@ -49,11 +49,11 @@ def steps_of(operation: KVCacheOperation, pool: KVCachePool, tenant: str = "") -
 
 
 def resolve_tenant(operation: KVCacheOperation, tenants: Sequence[Manifest]) -> tuple[str, str]:
-    """The tenant id of a purge (empty: as in the spec), and a caveat for the message.
+    """The tenant id of a purge or a release (empty: as in the spec), and a caveat for the message.
 
     LookupError: the KVCacheTenant does not exist. `tenants` are those of the operation's namespace.
     """
-    request = operation.spec.purge
+    request = operation.spec.purge or operation.spec.release
     if request is None or request.tenant is None or request.tenant.startswith("kvt:"):
         return "", ""
     mine = [t for t in tenants if t.get("spec", {}).get("poolRef", {}).get("name") == operation.spec.pool_ref.name]
@@ -136,6 +136,13 @@ def _drain(operation: KVCacheOperation, pool: KVCachePool) -> tuple[Step, ...]:
     return (Step("evacuate", params, False, what=f"moving the hot blocks of {request.node}", node=request.node),)
 
 
+def _release(operation: KVCacheOperation, pool: KVCachePool) -> tuple[Step, ...]:
+    request = operation.spec.release
+    assert request is not None  # noqa: S101
+    params = {"tenant": request.tenant, "session": request.session.removeprefix("sha256:")}
+    return (Step("release", params, what="releasing the session"),)
+
+
 def _has_shared(pool: KVCachePool) -> bool:
     return any(tier.local is None for tier in pool.spec.tiers)
 
@@ -146,4 +153,5 @@ _STEPS: Mapping[str, Callable[[KVCacheOperation, KVCachePool], tuple[Step, ...]]
     "warm": _warm,
     "preflight": _preflight,
     "drain": _drain,
+    "release": _release,
 }

@@ -176,6 +176,7 @@ def to_configs(resolved: Iterable[ResolvedTenant], pool: PoolSpec) -> tuple[Tena
                 idle_ttl_s=-(-to_ms(str(_or(spec.ttl.idle, ttl.idle))) // 1000),
                 max_age_s=-(-to_ms(str(_or(spec.ttl.max_age, ttl.max_age))) // 1000),
                 priority=spec.priority,
+                hints_share_percent=spec.hints.share,
                 reads_from=tuple(ids[name] for name in one.reads_from),
             )
         )

@@ -9,6 +9,7 @@ from kvpool_sidecar.admin.confirm_key import ConfirmKeyForgotten
 from kvpool_sidecar.admin.evacuate import Evacuate, Remain
 from kvpool_sidecar.admin.preflight import Preflight
 from kvpool_sidecar.admin.purge import Purge
+from kvpool_sidecar.admin.release import Release
 from kvpool_sidecar.admin.reload import Reload
 from kvpool_sidecar.admin.verify import Verify
 from kvpool_sidecar.admin.warm import Warm
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.admin.reload import ConfigTarget
     from kvpool_sidecar.preflight.run import PreflightSettings
     from kvpool_sidecar.replication.drain_source import DrainSource
+    from kvpool_sidecar.replication.session_hints import SessionHints
     from kvpool_sidecar.replication.warm_up import WarmUp
     from kvpool_sidecar.storage.local.store import LocalStore
     from kvpool_sidecar.storage.shared.tier import SharedTier
@@ -38,6 +40,7 @@ class OperationDeps:
     drain: DrainSource
     preflight: PreflightSettings
     reloader: ConfigTarget
+    hints: SessionHints
 
 
 def operation_handlers(deps: OperationDeps) -> dict[str, Runner]:
@@ -48,6 +51,7 @@ def operation_handlers(deps: OperationDeps) -> dict[str, Runner]:
         "evacuate": Evacuate(deps.drain),
         "remain": Remain(deps.drain),
         "preflight": Preflight(deps.preflight),
+        "release": Release(deps.secret, deps.hints),
         "reload": Reload(deps.reloader),
         "verify": Verify(deps.local, deps.shared),
         "warm": Warm(deps.warm_up),

@@ -77,6 +77,7 @@ def build_http(
         ),
         drain=network.drain,
         reloader=reloader,
+        hints=clients.hints,
     )
     operations = Operations(operation_handlers(deps), context.stats)
     cleanup.callback(operations.stop)

@@ -145,11 +145,15 @@ class SessionHints:
             self._worker.submit(_Queued(tenant, hint, is_applied=True))
         return applied
 
-    def release(self, tenant: bytes, session: bytes) -> int:
-        """Apply `ended` to a session by its tags, for the operator; return the blocks of this node that took it."""
+    def release(self, tenant: bytes, session: bytes) -> tuple[int, bool]:
+        """Apply `ended` to a session by its tags, for the operator.
+
+        Return the blocks of this node that took it, and whether this node knows the session.
+        """
         with self._lock:
             keys = self._sessions.find(tenant, session)
-        return self._mark(tenant, SessionHint(HintKind.ENDED, session, 0.0, self._clock()), keys)
+        took = self._mark(tenant, SessionHint(HintKind.ENDED, session, 0.0, self._clock()), keys) if self.enabled else 0
+        return took, bool(keys)
 
     def from_peer(self, request: bytes, _flags: int) -> bytes:
         """Apply a hint that another node forwards; return the response."""

@@ -27,7 +27,7 @@ _OPERATIONS: Final = {
 }
 
 _ADMIN_OPERATIONS: Final = (
-    "purge", "verify", "warm", "evacuate", "remain", "preflight", "reload", "confirm-key-forgotten",
+    "purge", "verify", "warm", "evacuate", "remain", "preflight", "release", "reload", "confirm-key-forgotten",
 )  # fmt: skip
 SERVING_COUNTERS: Final = (
     Counter("kvpool_sidecar_requests", "requests", "Requests of clients.", "op", _OPERATIONS),
@@ -108,6 +108,7 @@ SERVING_COUNTERS: Final = (
                 "evacuate",
                 "remain",
                 "preflight",
+                "release",
                 "reload",
                 "confirm-key-forgotten",
             )
