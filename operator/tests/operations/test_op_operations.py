@@ -126,15 +126,6 @@ async def test_a_drain_is_for_its_node_alone():
     assert status["results"] == {"local": {"blocks": 2, "bytes": 100}, "shared": {}}
 
 
-async def test_a_release_names_the_session_by_its_digest_on_every_node():
-    world = World(release={"tenant": "team-a", "session": "sha256:" + "ab" * 32})
-    status = await world.run()
-    requests = list(world.nodes.requests.values())
-    assert requests == [("release", {"tenant": "team-a", "session": "ab" * 32})] * len(requests)
-    assert len(requests) == status["nodes"]["total"] > 1
-    assert status["results"]["local"]["blocks"] == 2 * len(requests)
-
-
 async def test_a_drain_of_a_node_that_is_not_there_fails_when_its_time_is_over():
     world = World(drain={"node": "node-9"}, timeout="10s")
     status = await world.run("Failed")
