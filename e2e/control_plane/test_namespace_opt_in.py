@@ -80,6 +80,25 @@ def test_a_namespace_with_the_label_injects_its_engines_and_no_other_pod_waits(
     api.delete(f"{team.pods}/kept", gracePeriodSeconds=0)
 
 
+def test_an_engine_that_its_namespace_selected_while_the_webhook_was_away_is_reported(
+    pools: Pools, webhooks: Webhooks, api: Api, team: Team
+):
+    pools.apply("chat")
+    mark(api, team, "labels", **{LABEL: "enabled"})
+    until("engines are injected", lambda: is_injected(made(team)))
+    webhooks.gate.set("shut")
+    made(team, dry=False, name="missed")
+    made(team, "redis-server", dry=False, name="other")
+    webhooks.gate.set("open")
+    pools.until_condition("chat", "InjectionReady", "PodsNotInjected", f"{team.name}/missed")
+    assert pools.get("chat")["status"]["pods"]["notInjected"] == 1
+    events = f"/api/v1/namespaces/{team.name}/events?fieldSelector=involvedObject.name%3Dmissed,reason%3DNotInjected"
+    (event,) = until("it has an Event", lambda: api.items(events))
+    assert "recreate it" in event["message"]
+    for name in ("missed", "other"):
+        api.delete(f"{team.pods}/{name}", gracePeriodSeconds=0)
+
+
 def test_a_pool_selects_pods_of_the_namespaces_that_it_allows(pools: Pools, webhooks: Webhooks, api: Api, team: Team):
     teams = {"from": "Selector", "selector": {"matchLabels": {"team": "a"}}}
     chosen = {"matchExpressions": [{"key": "app", "operator": "Exists"}], "matchLabels": {"tier": "engine"}}

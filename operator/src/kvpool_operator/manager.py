@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator import watches
@@ -25,6 +25,8 @@ from kvpool_operator.k8s.leader_election import FencedClient, Lease
 from kvpool_operator.k8s.rest import open_api_client
 from kvpool_operator.nodes.reconciler import NodeReconciler
 from kvpool_operator.observe.observer import Observer, ObserverConfig
+from kvpool_operator.observe.unlabeled_pods import INTERVAL_S as UNLABELED_INTERVAL_S
+from kvpool_operator.observe.unlabeled_pods import AllEnginePods, UnlabeledPods
 from kvpool_operator.operations.reconciler import OperationReconciler
 from kvpool_operator.pools.config_push import ConfigPusher
 from kvpool_operator.pools.orphaned_pods import OrphanedPods
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
     from kvpool_operator.k8s.client import ApiClient
     from kvpool_operator.k8s.rest import RestClient
+    from kvpool_operator.observe.observer import Listers
     from kvpool_operator.pki.authority_root import AuthorityRoot
     from kvpool_operator.settings import OperatorSettings
     from kvpool_operator.sidecars.admin_client import SidecarAdminClient
@@ -143,7 +146,15 @@ async def _lead(
         namespaces=settings.namespaces,
     )
     staleness = WatchStaleness()
-    pools, operations = _controllers(settings, clients, fenced, informers, staleness, metrics)
+    unlabeled = UnlabeledPods(
+        fenced,
+        informers.listers.namespaces,
+        settings.namespaces,
+        min(UNLABELED_INTERVAL_S, settings.resync_period_s),
+    )
+    engine_pods = AllEnginePods(informers.listers.engine_pods, unlabeled)
+    listers = replace(informers.listers, engine_pods=engine_pods)
+    pools, operations = _controllers(settings, clients, fenced, informers, listers, staleness, metrics)
     leading.append(pools)
     watching = asyncio.Event()
 
@@ -159,12 +170,17 @@ async def _lead(
         await informers.wait_synced()
         await orphans.run()
 
+    async def list_unlabeled() -> None:
+        await informers.wait_synced()
+        await unlabeled.run()
+
     parts = [
         asyncio.create_task(lease.renew_loop(), name="lease"),
         asyncio.create_task(informers.run(pools), name="informers"),
         asyncio.create_task(pools.resync_loop(), name="pool resync"),
         asyncio.create_task(operations.resync_loop(), name="operation resync"),
         asyncio.create_task(report_orphans(), name="orphaned pods"),
+        *([asyncio.create_task(list_unlabeled(), name="unlabeled pods")] if settings.injection != "Policy" else []),
         *(asyncio.create_task(work(pools), name=f"pool worker {i}") for i in range(settings.max_concurrent_reconciles)),
         *(asyncio.create_task(work(operations), name=f"operation worker {i}") for i in range(OPERATION_WORKERS)),
     ]
@@ -202,6 +218,7 @@ def _controllers(
     clients: _Clients,
     fenced: FencedClient,
     informers: Informers,
+    listers: Listers,
     staleness: WatchStaleness,
     metrics: OperatorMetrics,
 ) -> tuple[Controller, Controller]:
@@ -209,7 +226,7 @@ def _controllers(
     observer = Observer(
         fenced,
         clients.sidecar_statuses,
-        informers.listers,
+        listers,
         ObserverConfig(
             sidecar_image=settings.env.sidecar_image,
             namespace=settings.namespace,

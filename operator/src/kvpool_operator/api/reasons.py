@@ -110,7 +110,8 @@ class Reason(_Documented):
     )
     PODS_NOT_INJECTED = (
         "PodsNotInjected",
-        "Opted-in pods started while the webhook was unavailable; they run without the pool.",
+        "Opted-in pods started while the webhook was unavailable, or before their namespace or a pool selected them; "
+        "they run without the pool.",
         "Recreate the pods, or set `spec.injection.watchdog: Restart`.",
     )
     ALL_PODS_SKIPPED = (
@@ -246,7 +247,8 @@ class EventReason(_Documented):
     # about a Pod
     NOT_INJECTED = (
         "NotInjected",
-        "The pod started while the webhook was unavailable; it runs without the pool.",
+        "The pod started while the webhook was unavailable, or before its namespace or a pool selected it; it runs "
+        "without the pool.",
         "Recreate the pod.",
     )
     INJECTION_SKIPPED = (

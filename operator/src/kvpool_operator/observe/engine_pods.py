@@ -11,6 +11,7 @@ from kvpool_operator.api.annotations import (
     ANNOTATION_INJECTED_ENGINE,
     ANNOTATION_INJECTED_REVISION,
     ANNOTATION_POOL,
+    ANNOTATION_SELECTED_BY,
     ANNOTATION_SKIP_REASON,
     CLIENTLESS_ENGINES,
     LABEL_INJECT,
@@ -34,6 +35,7 @@ _ANNOTATIONS: Final = (
     ANNOTATION_INJECTED_ENGINE,
     ANNOTATION_INJECTED_REVISION,
     ANNOTATION_POOL,
+    ANNOTATION_SELECTED_BY,
     ANNOTATION_SKIP_REASON,
 )
 
@@ -66,6 +68,8 @@ class EnginePod:
     """Why it was skipped: the reason, a colon, and a sentence."""
     node: str = ""
     ready_since: datetime | None = None
+    selected_by: str = ""
+    """What selected a pod without the opt-in label of its own: `namespace`, `pool`, or empty."""
     has_client: bool = True
     """Its engine connects to a sidecar; false for an engine without an interface for a remote tier."""
 
@@ -215,6 +219,7 @@ def _engine_pod(
         skip="" if injected else str(notes.get(ANNOTATION_SKIP_REASON, ""))[:_MAX_SKIP],
         node=str((pod.get("spec") or {}).get("nodeName") or ""),
         ready_since=ready_since(pod),
+        selected_by=str(notes.get(ANNOTATION_SELECTED_BY, "")),
         has_client=notes.get(ANNOTATION_INJECTED_ENGINE) not in CLIENTLESS_ENGINES,
     )
 

@@ -98,9 +98,12 @@ def pod_event(pod: EnginePod, pool: str, silent: str = "") -> PodEvent | None:
         message = f"the pod was injected for the pool {pool} and runs without it: {silent}"
         return PodEvent(EventReason.ENGINE_WITHOUT_POOL, message, warning=True, about_owner=True)
     if pod.state == "not_injected":
+        cause = "because the injection webhook was unavailable"
+        if pod.selected_by:
+            selecting = "the pool" if pod.selected_by == "pool" else "its namespace"
+            cause = f"before {selecting} selected it, or while the injection webhook was unavailable"
         message = (
-            "the pod started without KVPool because the injection webhook was unavailable; it works without the pool; "
-            f"recreate it to use the pool {pool}"
+            f"the pod started without KVPool {cause}; it works without the pool; recreate it to use the pool {pool}"
         )
         return PodEvent(EventReason.NOT_INJECTED, message, warning=True)
     if pod.outdated:

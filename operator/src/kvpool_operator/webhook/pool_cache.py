@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvpool_operator.injection.annotations import InjectionRequest
     from kvpool_operator.injection.pool_selection import SelectedBy
 
-__all__ = ["PoolCache", "PoolReader", "PoolView"]
+__all__ = ["PoolCache", "PoolReader", "PoolView", "pool_view"]
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class PoolCache:
             if self._listed_at is not None and self._listed_at >= started:
                 return  # another call listed while this one waited
             now = self._clock()
-            self._pools = tuple(v for o in await self._reader.list_pools() if (v := _view(o)) is not None)
+            self._pools = tuple(v for o in await self._reader.list_pools() if (v := pool_view(o)) is not None)
             self._listed_at = now
 
     @property
@@ -170,8 +170,8 @@ class PoolCache:
         return view
 
 
-def _view(raw: dict[str, Any]) -> PoolView | None:
-    """Return None for an invalid object, and log it, so that one invalid pool does not hide the others."""
+def pool_view(raw: dict[str, Any]) -> PoolView | None:
+    """Return the view of a pool; None for an invalid object, which is logged: it does not hide the others."""
     try:
         pool = KVCachePool.parse(raw)
     except InvalidPoolError as e:

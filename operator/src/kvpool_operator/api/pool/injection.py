@@ -78,11 +78,11 @@ class InjectionSpec(Model):
     kvpool.dev/pool takes precedence, the label kvpool.dev/inject: disabled on a pod or its namespace excludes it, and a
     pod that two pools select is not injected."""
     watchdog: Literal["Report", "Restart"] = "Report"
-    """Handling of pods that run without the pool, because the webhook was unavailable when they were created, or with
-    an outdated client or configuration. Report: the status counts them, and each gets an Event. Restart: they are also
-    evicted, so that their owners recreate them: one at a time, at most a tenth of an owner's pods at a time (at
-    least one), within PodDisruptionBudgets, and never pods of Jobs. Restart requires the chart value
-    operator.restartPods."""
+    """Handling of pods that run without the pool, because the webhook was unavailable or nothing selected them when
+    they were created, or with an outdated client or configuration. Report: the status counts them, and each gets an
+    Event. Restart: they are also evicted, so that their owners recreate them: one at a time, at most a tenth of an
+    owner's pods at a time (at least one), within PodDisruptionBudgets, and never pods of Jobs. Restart requires the
+    chart value operator.restartPods."""
     restart_every: f.RestartPause = "1m"
     """Minimum time between two evictions for this pool, such as 1m."""
     vllm: VllmInjection = section(VllmInjection)

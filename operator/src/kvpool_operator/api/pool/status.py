@@ -186,7 +186,8 @@ class PodsStatus(Model):
     skipped: Count = 0
     """Number of pods that were not injected. Their annotation kvpool.dev/skip-reason has the reason."""
     not_injected: Count = 0
-    """Number of pods that were created while the webhook was unavailable. Recreate them to inject them."""
+    """Number of pods that were created while the webhook was unavailable, or before their namespace or a pool selected
+    them. Recreate them to inject them."""
     skip_reasons: dict[str, Count] = Field(default_factory=dict, max_length=16)
     """Number of skipped pods by reason."""
     connected: Count = 0

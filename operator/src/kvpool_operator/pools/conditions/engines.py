@@ -49,8 +49,8 @@ def pods_not_injected(i: ConditionInput) -> Verdict | None:
     pods = summarize_clauses(engines.not_injected_names, total=engines.not_injected)
     return Verdict.false(
         Reason.PODS_NOT_INJECTED,
-        f"{engines.not_injected} opted-in pods were created while the webhook was unavailable and run without the "
-        f"pool; {_remedy(i)}: {pods}",
+        f"{engines.not_injected} opted-in pods were created while the webhook was unavailable or before they opted in, "
+        f"and run without the pool; {_remedy(i)}: {pods}",
     )
 
 
