@@ -13,7 +13,18 @@ import bench
 
 _DEFAULT = "data"
 # what the measurements share
-_PARTS = {"__main__", "kv_of_engine", "measure", "nodes", "peers", "picture", "plain", "rolling_client", "soak"}
+_PARTS = {
+    "__main__",
+    "foreign",
+    "kv_of_engine",
+    "measure",
+    "nodes",
+    "peers",
+    "picture",
+    "plain",
+    "rolling_client",
+    "soak",
+}
 
 
 def names() -> list[str]:
