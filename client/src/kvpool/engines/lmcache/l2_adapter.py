@@ -202,9 +202,8 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         _log.info("kvpool: model %s, fingerprint %s, socket %s", model, digest.hex()[:16], self._config.socket)
         _log.debug("kvpool: fingerprint inputs %s", inputs)
         engine = f"lmcache {lmcache.__version__}"
-        labels = {"engine": engine, "model": model}
-        tested = is_tested("lmcache", str(lmcache.__version__))
-        return Client(self._config, fingerprint=digest, labels=labels, fingerprint_inputs=inputs, is_tested=tested)
+        labels = {"engine": engine, "model": model, "tested": is_tested("lmcache", str(lmcache.__version__))}
+        return Client(self._config, fingerprint=digest, labels=labels, fingerprint_inputs=inputs)
 
     def _parts(
         self, keys: Sequence[Any], layouts: Any, deadline: float, skip: Callable[[Any], bool] = lambda _: False

@@ -226,10 +226,10 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         digest = fingerprint(inputs)
         model = os.path.basename(space.model.rstrip("/"))
         _log.info("kvpool: model %s, fingerprint %s, socket %s", model, digest.hex()[:16], self._config.socket)
-        labels, tokens = {"engine": f"lmcache {version}", "model": model}, int(metadata.chunk_size)
+        tested, tokens = is_tested("lmcache", version), int(metadata.chunk_size)
+        labels = {"engine": f"lmcache {version}", "model": model, "tested": tested}
         return Client(
             self._config, fingerprint=digest, labels=labels, fingerprint_inputs=inputs, tokens_per_block=tokens,
-            is_tested=is_tested("lmcache", version),
         )  # fmt: skip
 
     def _block_id(self, client: Client, key: Any) -> bytes:

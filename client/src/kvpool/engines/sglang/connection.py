@@ -55,10 +55,11 @@ class PoolConnection:
         old, self.client = self.client, None
         if old is not None:
             old.close()
-        labels = {"engine": f"sglang {self._version}", "model": self._model}
+        tested = is_tested("sglang", self._version)
+        labels = {"engine": f"sglang {self._version}", "model": self._model, "tested": tested}
         self.client = Client(
             self._settings, fingerprint=fingerprint, labels=labels, fingerprint_inputs=inputs,
-            tokens_per_block=page_size, is_tested=is_tested("sglang", self._version),
+            tokens_per_block=page_size,
         )  # fmt: skip
 
     def current(self) -> Client | None:
