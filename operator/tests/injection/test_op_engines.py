@@ -218,6 +218,37 @@ def test_lmcache_that_is_configured_already_is_left_alone(name: str):
     assert name in message
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "is_skipped"),
+    [
+        ("LMCACHE_ENABLE_PD", "True", True),
+        ("LMCACHE_ENABLE_PD", "false", False),
+        ("LMCACHE_ENABLE_NIXL", "1", True),
+        ("LMCACHE_ENABLE_SCHEDULER_BYPASS_LOOKUP", "true", True),
+        ("LMCACHE_MAX_LOCAL_CPU_SIZE", "0", True),
+        ("LMCACHE_MAX_LOCAL_CPU_SIZE", "$(SIZE)", True),
+        ("LMCACHE_MAX_LOCAL_CPU_SIZE", "4.5", False),
+    ],
+)
+def test_lmcache_that_would_not_start_with_a_remote_storage_is_left_alone(name: str, value: str, is_skipped: bool):
+    pod = pod_of(IN_PROCESS | {"env": [{"name": name, "value": value}]})
+    if not is_skipped:
+        injected(pod)
+        return
+    reason, message = skipped(pod)
+    assert reason is SkipReason.CONNECTOR_PRESENT
+    assert name in message
+
+
+def test_an_old_lmcache_inside_vllm_is_injected_only_if_the_user_names_it():
+    old = IN_PROCESS | {"image": "lmcache/vllm-openai:v0.3.9post2"}
+    reason, message = skipped(pod_of(old))
+    assert reason is SkipReason.UNSUPPORTED_ENGINE
+    assert "LMCache 0.3.9 by its image tag" in message
+    assert family(injected(pod_of(old, engine="lmcache"))[0]) == "lmcache"
+    assert family(injected(pod_of(IN_PROCESS | {"image": "lmcache/vllm-openai:v0.5.6"}))[0]) == "lmcache"
+
+
 def test_lmcache_in_shell_text_is_in_process_only_if_the_user_names_it():
     text = {"command": ["sh", "-c", " ".join([*IN_PROCESS["command"], *IN_PROCESS["args"]])]}
     assert family(injected(pod_of(text))[0]) == "vllm"

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from kvpool_operator.api.annotations import ANNOTATION_ENGINE
 from kvpool_operator.injection.connector import compact, escape_expansion
+from kvpool_operator.injection.engine_versions import version_of_image
 from kvpool_operator.injection.engines.vllm import add_hash_seed
 from kvpool_operator.injection.pod import default_env, env_names
 from kvpool_operator.injection.skip import Skip, SkipReason
@@ -34,6 +36,18 @@ REMOTE: Final = {
     f"remote_storage_plugin.{PLUGIN}.class_name": "PoolConnectorAdapter",
 }
 _PLUGINS_ENV, _EXTRA_ENV = "LMCACHE_REMOTE_STORAGE_PLUGINS", "LMCACHE_EXTRA_CONFIG"
+_WITHOUT_BUFFER: Final = frozenset(
+    {
+        "LMCACHE_ENABLE_PD",
+        "LMCACHE_ENABLE_XPYD",
+        "LMCACHE_ENABLE_NIXL",
+        "LMCACHE_ENABLE_SCHEDULER_BYPASS_LOOKUP",
+    }
+)
+"""Modes in which LMCache has no buffer in host memory, and does not start with a remote storage (0.5.6,
+storage_backend/__init__.py)."""
+_FIRST: Final = (0, 5)
+_BUFFER_SIZE: Final = "LMCACHE_MAX_LOCAL_CPU_SIZE"
 _USER_SETTINGS: Final = frozenset({"LMCACHE_CONFIG_FILE", "LMCACHE_REMOTE_URL", _PLUGINS_ENV, _EXTRA_ENV})
 
 
@@ -69,6 +83,8 @@ def _in_process(context: InjectionContext) -> list[str]:
             f"remote_storage_plugins: [{PLUGIN}] there and, in extra_config, its module and class "
             "(docs/how-to/engines/lmcache.md)",
         )
+    _check_buffer(context)
+    _check_release(context)
     default_env(context.container, _PLUGINS_ENV, PLUGIN)
     default_env(context.container, _EXTRA_ENV, escape_expansion(compact(REMOTE)))
     default_env(context.container, "LMCACHE_PRE_CACHING_HASH_ALGORITHM", "sha256_cbor")
@@ -76,3 +92,35 @@ def _in_process(context: InjectionContext) -> list[str]:
         "LMCache's in-process keys do not include cache_salt: salts of one namespace share blocks",
         *add_hash_seed(context),
     ]
+
+
+def _check_release(context: InjectionContext) -> None:
+    """Raise Skip for a release by the image tag whose handling of a failed remote storage was not examined."""
+    version = version_of_image("lmcache", str(context.container.get("image") or ""))
+    if context.request.engine == "auto" and version is not None and version < _FIRST:
+        raise Skip(
+            SkipReason.UNSUPPORTED_ENGINE,
+            f"container {context.container.get('name')} runs LMCache {'.'.join(map(str, version))} by its image tag, which "
+            f"is not tested inside vLLM; set {ANNOTATION_ENGINE}: lmcache to try it",
+        )
+
+
+def _check_buffer(context: InjectionContext) -> None:
+    """Raise Skip if LMCache would not start with a remote storage, because it has no buffer in host memory."""
+    values = {str(e.get("name")): e.get("value") for e in context.container.get("env") or []}
+    modes = sorted(n for n in _WITHOUT_BUFFER & values.keys() if str(values[n]).lower() not in ("false", "0", "no", ""))
+    if not modes and _BUFFER_SIZE in values and not _is_positive(values[_BUFFER_SIZE]):
+        modes = [_BUFFER_SIZE]
+    if modes:
+        raise Skip(
+            SkipReason.CONNECTOR_PRESENT,
+            f"container {context.container.get('name')} sets {', '.join(modes)}: without a buffer in host memory, "
+            "LMCache does not start with a remote storage such as the pool",
+        )
+
+
+def _is_positive(value: object) -> bool:
+    try:
+        return float(str(value)) > 0
+    except ValueError:
+        return False
