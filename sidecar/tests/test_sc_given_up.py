@@ -22,6 +22,7 @@ SIZE = 100_000
 BLOCKS = 24
 CALLS = 80
 DEADLINES = config.Deadlines(breaker_failures=1_000_000)
+_TURNS = 20  # a busy machine may need several until enough calls were in time
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +63,20 @@ def test_calls_that_are_given_up_at_random_never_get_each_others_answers(nodes, 
                 else:
                     one.get_into(some, buffers, until)
 
-        threads = [threading.Thread(target=ask, args=(one, i)) for i, one in enumerate(clients * 2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        history.check()
+        def outcomes(*wanted: str) -> int:
+            return sum(history.counts[f"load:{outcome}"] for outcome in wanted)
+
+        for turn in range(_TURNS):
+            threads = [threading.Thread(target=ask, args=(one, turn << 8 | i)) for i, one in enumerate(clients * 2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            history.check()
+            if outcomes("local", "peer") > 30 and outcomes("deadline", "busy", "no-sidecar") > 30:
+                break
         # some were in time and some were not: else nothing was shown
-        assert history.counts["load:local"] + history.counts["load:peer"] > 30
-        assert sum(n for k, n in history.counts.items() if k in ("load:deadline", "load:busy", "load:no-sidecar")) > 30
+        assert outcomes("local", "peer") > 30
+        assert outcomes("deadline", "busy", "no-sidecar") > 30
     for node in nodes:
         wait_for(lambda node=node: unsettled(node.status()) == [], "quiet")
