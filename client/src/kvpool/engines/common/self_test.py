@@ -62,11 +62,15 @@ class SelfTest:
                     self._next = time.monotonic() + _RETRY_S
             return self._verdict
 
-    def _run(self, client: Client) -> None:
+    def run_now(self, client: Client) -> Verdict:
+        """Return the verdict of one test for `client`. Never raises; blocks as long as a store and a load do."""
         try:
-            verdict = self._test(client)
+            return self._test(client)
         except Exception:  # whatever failed here would fail for the engine's blocks
-            verdict = Verdict.FAILED
+            return Verdict.FAILED
+
+    def _run(self, client: Client) -> None:
+        verdict = self.run_now(client)
         with self._lock:
             if client is self._tested:
                 self._verdict, self._next = verdict, time.monotonic() + _RETRY_S

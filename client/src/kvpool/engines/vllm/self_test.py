@@ -46,7 +46,7 @@ class BackgroundSelfTest:
             while not client.connected:
                 if self._closed.wait(_POLL_S):
                     return
-            verdict = SelfTest().run(client)
+            verdict = SelfTest().run_now(client)
             if verdict is Verdict.FAILED:
                 self._on_failure("the self-test failed: a block did not come back as it was stored")
                 return
