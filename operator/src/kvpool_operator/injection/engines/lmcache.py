@@ -96,12 +96,15 @@ def _in_process(context: InjectionContext) -> list[str]:
 
 def _check_release(context: InjectionContext) -> None:
     """Raise Skip for a release by the image tag whose handling of a failed remote storage was not examined."""
-    version = version_of_image("lmcache", str(context.container.get("image") or ""))
+    name, version = (
+        context.container.get("name"),
+        version_of_image("lmcache", str(context.container.get("image") or "")),
+    )
     if context.request.engine == "auto" and version is not None and version < _FIRST:
         raise Skip(
             SkipReason.UNSUPPORTED_ENGINE,
-            f"container {context.container.get('name')} runs LMCache {'.'.join(map(str, version))} by its image tag, which "
-            f"is not tested inside vLLM; set {ANNOTATION_ENGINE}: lmcache to try it",
+            f"container {name} runs LMCache {'.'.join(map(str, version))} by its image tag, which is not tested inside "
+            f"vLLM; set {ANNOTATION_ENGINE}: lmcache to try it",
         )
 
 
