@@ -7,6 +7,7 @@ port has tests of its own (test_sc_peer_hostile.py).
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
 import struct
@@ -25,7 +26,7 @@ def _abort(*_, **__): os._exit(99)
 pickle = __import__("pickle")
 pickle.load = pickle.loads = pickle.Unpickler = _abort
 """
-ROUNDS = 240
+ROUNDS = int(os.environ.get("KVPOOL_PACKETS", "240"))  # 200,000 in `make faults`, half of them before HELLO
 MORE_RSS = 48 * MIB
 MORE = 48  # descriptors and threads: 32 connections of a pod, sixteen of HTTP
 
@@ -88,6 +89,7 @@ def hostile_packets(rng: random.Random):
                 )
 
 
+@pytest.mark.timeout(120 + ROUNDS // 50)
 @pytest.mark.parametrize("greeted", [False, True], ids=["before hello", "after hello"])
 def test_hostile_packets_on_a_pods_socket(unharmed, greeted):
     rng = random.Random(10)
