@@ -58,11 +58,11 @@ class BackgroundSelfTest:
 def region_problem(region: memoryview, slot_bytes: int) -> str:
     """Return why slots of vLLM's host tier cannot be addressed, "" if they can. Leaves its bytes as they are.
 
-    `region`: two-dimensional, one row of `slot_bytes` per chunk, as a tier is constructed with.
+    `region`: two-dimensional, of items of any size, one row of `slot_bytes` per chunk, as a tier is constructed with.
     """
     if region.ndim != 2 or region.readonly or not region.c_contiguous:
         return "vLLM's host tier is not a writable table of chunks"
     rows, columns = region.shape or (0, 0)
-    if region.itemsize != 1 or slot_bytes <= 0 or rows * slot_bytes != region.nbytes or columns != slot_bytes:
+    if slot_bytes <= 0 or rows * slot_bytes != region.nbytes or columns * region.itemsize != slot_bytes:
         return "the chunks of vLLM's host tier do not follow each other"
     return ""
