@@ -25,6 +25,7 @@ MANAGED = {
     "daemonsets/chat-sidecar",
     "networkpolicies/chat-index",
     "networkpolicies/chat-sidecar",
+    "secrets/chat-hints",
     "secrets/chat-secret",
     "serviceaccounts/chat-index",
     "serviceaccounts/chat-sidecar",
