@@ -106,7 +106,7 @@ def test_whatever_is_changed_by_hand_is_applied_again(data: st.DataObject):
 
 def test_what_is_not_wanted_any_more_is_pruned_but_never_the_secret():
     old = live({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "chat-old", "namespace": "kvpool-system"}})
-    without_secret = [m for m in WANTED if m["kind"] != "Secret"]
+    without_secret = [m for m in WANTED if m["metadata"]["name"] != "chat-secret"]
     steps = plan(META, without_secret, observed(*map(live, WANTED), old))
     assert steps.actions == (Prune(ref(old), "uid-chat-old"),)
 
