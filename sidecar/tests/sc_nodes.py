@@ -137,7 +137,7 @@ class Node(Process):
                 return self.get("/readyz") == b"ready\n"
             return False
 
-        wait_for(is_ready, f"{self.name} is ready")
+        wait_for(is_ready, f"{self.name} is ready", 60)
         return self
 
     def get(self, path: str) -> bytes:
