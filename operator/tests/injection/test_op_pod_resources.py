@@ -115,3 +115,24 @@ def test_an_engine_whose_shared_memory_is_read_only_is_left_alone():
     reason, message = skipped(pod_of(VLLM | mounted, volumes=[{"name": "dshm", "emptyDir": {}}]))
     assert reason is SkipReason.NAME_CONFLICT
     assert "read-only" in message
+
+
+@pytest.mark.parametrize(
+    ("runtime", "is_sandbox"), [("kata-qemu", True), ("gvisor", True), ("nvidia", False), ("", False)]
+)
+def test_a_runtime_that_passes_no_descriptors_is_named(runtime, is_sandbox):
+    pod, warnings = injected(pod_of(VLLM, **({"runtimeClassName": runtime} if runtime else {})))
+    noted = pod["metadata"]["annotations"].get("kvpool.dev/injection-warnings", "")
+    assert any(f"runtime class {runtime}" in w for w in warnings) is is_sandbox
+    assert ("every load misses" in noted) is is_sandbox
+
+
+def test_warnings_are_an_annotation_of_the_pod_that_a_copy_without_them_loses():
+    pod, warnings = injected(pod_of(VLLM, **limits("4Gi")))
+    noted = pod["metadata"]["annotations"]["kvpool.dev/injection-warnings"]
+    assert noted == "; ".join(warnings)
+    copied = pod_of(VLLM)
+    copied["metadata"]["annotations"]["kvpool.dev/injection-warnings"] = noted
+    pod, warnings = injected(copied)
+    assert warnings == []
+    assert "kvpool.dev/injection-warnings" not in pod["metadata"]["annotations"]

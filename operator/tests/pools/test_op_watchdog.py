@@ -26,7 +26,7 @@ from kvpool_operator.injection.engines import INJECTORS as INJECTORS
 from kvpool_operator.injection.mutator import InjectionSettings, inject, mark_skipped
 from kvpool_operator.injection.revision import revisions
 from kvpool_operator.injection.skip import Skip, SkipReason
-from kvpool_operator.observe.engine_pods import EnginePod, EnginePods, Owner, count
+from kvpool_operator.observe.engine_pods import EnginePod, EnginePods, Owner, count, slim_engine_pod
 from kvpool_operator.observe.snapshot import Snapshot, Webhook
 from kvpool_operator.pools.injection_watchdog import EvictionHistory, next_candidate, pod_event
 from kvpool_operator.pools.pod_evictor import MAX_EVENTS_PER_RECONCILE, EvictionRound, PodEvictor
@@ -120,6 +120,30 @@ def test_what_is_said_of_a_pod():
     assert (old.reason, old.warning) == ("InjectionOutdated", False)
     assert "older configuration of the pool sys/chat" in old.message
     assert pod_event(good("c"), "sys/chat") is pod_event(a_pod("d", leaving=True), "sys/chat") is None
+
+
+def test_a_pod_whose_warnings_only_its_controller_saw_has_them_in_an_event():
+    event = pod_event(good("a", warnings="host memory tier is 512Mi"), "sys/chat")
+    assert event is not None
+    assert (event.reason, event.warning, event.about_owner) == ("InjectionLimited", True, False)
+    assert event.message == "the pod was injected for the pool sys/chat: host memory tier is 512Mi"
+
+
+@pytest.mark.parametrize("reason", ["ImagePullBackOff", "ErrImagePull", "PodInitializing"])
+def test_a_pod_that_waits_for_the_image_of_the_client_says_how_to_go_on_without(reason: str):
+    pod = webhook_injects()
+    client = {"name": "kvpool-client", "state": {"waiting": {"reason": reason, "message": "Back-off " * 100}}}
+    pod |= {"status": {"phase": "Pending", "initContainerStatuses": [{"name": "other"}, client]}}
+    (found,) = counted(slim_engine_pod(pod)).pods
+    event = pod_event(found, "team/chat")
+    if reason == "PodInitializing":
+        assert event is None
+        return
+    assert event is not None
+    assert (event.reason, event.warning, event.about_owner) == ("ClientImageUnavailable", True, True)
+    assert f"({reason})" in event.message
+    assert "kvpool.dev/inject: disabled" in event.message
+    assert "Back-off" not in event.message
 
 
 # -- what makes a pod outdated ----------------------------------------------------------------------------------------

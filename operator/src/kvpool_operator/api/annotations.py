@@ -15,6 +15,7 @@ __all__ = [
     "ANNOTATION_INJECTED",
     "ANNOTATION_INJECTED_ENGINE",
     "ANNOTATION_INJECTED_REVISION",
+    "ANNOTATION_INJECTION_WARNINGS",
     "ANNOTATION_POOL",
     "ANNOTATION_PREFLIGHT",
     "ANNOTATION_PREFLIGHT_SPEC",
@@ -53,6 +54,7 @@ ANNOTATION_CONNECTOR: Final = "kvpool.dev/connector-config"
 ANNOTATION_INJECTED: Final = "kvpool.dev/injected"
 ANNOTATION_INJECTED_ENGINE: Final = "kvpool.dev/injected-engine"
 ANNOTATION_INJECTED_REVISION: Final = "kvpool.dev/injected-revision"
+ANNOTATION_INJECTION_WARNINGS: Final = "kvpool.dev/injection-warnings"
 ANNOTATION_SELECTED_BY: Final = "kvpool.dev/selected-by"
 ANNOTATION_SKIP_REASON: Final = "kvpool.dev/skip-reason"
 ANNOTATION_PREFLIGHT: Final = "kvpool.dev/preflight"
@@ -173,6 +175,13 @@ METADATA_KEYS: Final = (
         "webhook",
         "Digest of the pool settings that the pod was injected with. A pod whose digest differs from the current one "
         "is outdated.",
+    ),
+    MetadataKey(
+        ANNOTATION_INJECTION_WARNINGS,
+        "annotation",
+        "Pod",
+        "webhook",
+        "What the injected pod does not get, or gets less of, and why. The operator emits it as an Event of the pod.",
     ),
     MetadataKey(
         ANNOTATION_SELECTED_BY,

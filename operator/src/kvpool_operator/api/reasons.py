@@ -266,6 +266,16 @@ class EventReason(_Documented):
         "The pod opted in to a KVCachePool that does not exist. Also about the pod's controller.",
         "Correct the annotation `kvpool.dev/pool`, or create the pool.",
     )
+    INJECTION_LIMITED = (
+        "InjectionLimited",
+        "The pod was injected, but not all of it uses the pool, or with less memory.",
+        "Read the message, which has one sentence for each cause.",
+    )
+    CLIENT_IMAGE_UNAVAILABLE = (
+        "ClientImageUnavailable",
+        "The image of the client cannot be pulled, so the engine of the pod does not start.",
+        "Make the image available to the pod's namespace, or exclude the pod by `kvpool.dev/inject: disabled`.",
+    )
     INJECTION_OUTDATED = (
         "InjectionOutdated",
         "The pod runs an older client or configuration of the pool; it works.",

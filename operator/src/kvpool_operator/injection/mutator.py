@@ -15,6 +15,7 @@ from kvpool_operator.api.annotations import (
     ANNOTATION_INJECTED,
     ANNOTATION_INJECTED_ENGINE,
     ANNOTATION_INJECTED_REVISION,
+    ANNOTATION_INJECTION_WARNINGS,
     ANNOTATION_POOL,
     ANNOTATION_SKIP_REASON,
     CLIENTLESS_ENGINES,
@@ -27,7 +28,7 @@ from kvpool_operator.injection.context import InjectionContext, InjectionSetting
 from kvpool_operator.injection.engine_containers import find_engines
 from kvpool_operator.injection.engines import HOST_TIER_ENGINES, INJECTORS, engine_kind
 from kvpool_operator.injection.engines.dynamo import VOLUME as KVBM_VOLUME
-from kvpool_operator.injection.pod import Pod, all_containers, annotations_of, find_by_name, spec
+from kvpool_operator.injection.pod import Pod, all_containers, annotations_of, find_by_name, sandbox_warnings, spec
 from kvpool_operator.injection.revision import revision
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.injection.suitability import doubts, refuse_unsuitable
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["Injected", "InjectionSettings", "inject", "is_injected", "mark_skipped"]
 
 _ENV: Final = ("PYTHONPATH", "PYTHONHASHSEED", "VLLM_PLUGINS", "LMCACHE_REMOTE_STORAGE_PLUGINS", "LMCACHE_EXTRA_CONFIG")
+MAX_WARNINGS: Final = 2000
+"""Characters of the annotation."""
 _ENV_PREFIXES: Final = ("KVPOOL_", "DYN_KVBM_")
 
 
@@ -80,7 +83,7 @@ def inject(pod: Pod, request: InjectionRequest, settings: InjectionSettings) -> 
     if not kinds:
         raise skipped[max(skipped, key=lambda e: e.score)]
     _refuse_reserved_user(pod)
-    warnings += _left_out(skipped, kinds)
+    warnings += [*_left_out(skipped, kinds), *sandbox_warnings(pod)]
     kind = min(kinds.values(), key=ENGINE_KINDS.index)
     containers = [e.of(pod) for e in kinds]
     with_client = [e.of(pod) for e, k in kinds.items() if k not in CLIENTLESS_ENGINES]
@@ -99,6 +102,9 @@ def inject(pod: Pod, request: InjectionRequest, settings: InjectionSettings) -> 
             kvbm_host_bytes=settings.kvbm_host_bytes,
             kvbm_disk_bytes=settings.kvbm_disk_bytes,
         )
+        annotations.pop(ANNOTATION_INJECTION_WARNINGS, None)
+        if warnings:
+            annotations[ANNOTATION_INJECTION_WARNINGS] = "; ".join(warnings)[:MAX_WARNINGS]
     annotations[ANNOTATION_INJECTED] = _digest(pod, containers)
     return Injected(pod, [] if is_reinvocation else warnings)
 
@@ -146,6 +152,7 @@ def mark_skipped(pod: Pod, skip: Skip) -> Pod:
     annotations.pop(ANNOTATION_INJECTED, None)
     annotations.pop(ANNOTATION_INJECTED_ENGINE, None)
     annotations.pop(ANNOTATION_INJECTED_REVISION, None)
+    annotations.pop(ANNOTATION_INJECTION_WARNINGS, None)
     annotations[ANNOTATION_SKIP_REASON] = str(skip)
     return pod
 

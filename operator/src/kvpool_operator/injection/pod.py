@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import posixpath
-from typing import Any
+import re
+from typing import Any, Final
 
 from kvpool_operator.injection.skip import Skip, SkipReason
 
@@ -19,10 +20,12 @@ __all__ = [
     "items",
     "mount_at",
     "private_volume_name",
+    "sandbox_warnings",
     "spec",
 ]
 
 Pod = dict[str, Any]
+_SANDBOX: Final = re.compile(r"(?:^|[-.])(?:kata|gvisor|runsc|firecracker)")
 
 
 def spec(pod: Pod) -> dict[str, Any]:
@@ -71,6 +74,14 @@ def default_env(container: dict[str, Any], name: str, value: str) -> None:
     """Set an environment variable unless the user has set it."""
     if name not in env_names(container):
         append(container, "env", {"name": name, "value": value})
+
+
+def sandbox_warnings(pod: Pod) -> list[str]:
+    """Return a warning if the runtime class is one of a sandbox, by its name, which passes no descriptors."""
+    name = str(spec(pod).get("runtimeClassName") or "")
+    if not _SANDBOX.search(name):
+        return []
+    return [f"runtime class {name} seems to be a sandbox (gVisor, Kata), in which every load misses"]
 
 
 def private_volume_name(pod: Pod, container: dict[str, Any], name: str) -> str:

@@ -10,6 +10,7 @@ from kvpool_operator.api.annotations import (
     ANNOTATION_INJECTED,
     ANNOTATION_INJECTED_ENGINE,
     ANNOTATION_INJECTED_REVISION,
+    ANNOTATION_INJECTION_WARNINGS,
     ANNOTATION_POOL,
     ANNOTATION_SELECTED_BY,
     ANNOTATION_SKIP_REASON,
@@ -34,9 +35,13 @@ _ANNOTATIONS: Final = (
     ANNOTATION_INJECTED,
     ANNOTATION_INJECTED_ENGINE,
     ANNOTATION_INJECTED_REVISION,
+    ANNOTATION_INJECTION_WARNINGS,
     ANNOTATION_POOL,
     ANNOTATION_SELECTED_BY,
     ANNOTATION_SKIP_REASON,
+)
+_PULL_FAILURES: Final = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"}
 )
 
 
@@ -70,6 +75,10 @@ class EnginePod:
     ready_since: datetime | None = None
     selected_by: str = ""
     """What selected a pod without the opt-in label of its own: `namespace`, `pool`, or empty."""
+    warnings: str = ""
+    """What the injected pod does not get, and why."""
+    waits_for_image: str = ""
+    """Image of the client that cannot be pulled, with the kubelet's reason."""
     has_client: bool = True
     """Its engine connects to a sidecar; false for an engine without an interface for a remote tier."""
 
@@ -190,6 +199,7 @@ def slim_engine_pod(pod: dict[str, Any]) -> dict[str, Any]:
         },
         "status": {
             "phase": status.get("phase"),
+            **({"initContainerStatuses": waiting} if (waiting := _waiting_client(status)) else {}),
             "conditions": [
                 {k: c[k] for k in ("type", "status", "lastTransitionTime") if k in c}
                 for c in status.get("conditions") or []
@@ -219,6 +229,8 @@ def _engine_pod(
         skip="" if injected else str(notes.get(ANNOTATION_SKIP_REASON, ""))[:_MAX_SKIP],
         node=str((pod.get("spec") or {}).get("nodeName") or ""),
         ready_since=ready_since(pod),
+        warnings=str(notes.get(ANNOTATION_INJECTION_WARNINGS, ""))[:_MAX_SKIP] if injected else "",
+        waits_for_image=_waits_for_image(pod),
         selected_by=str(notes.get(ANNOTATION_SELECTED_BY, "")),
         has_client=notes.get(ANNOTATION_INJECTED_ENGINE) not in CLIENTLESS_ENGINES,
     )
@@ -246,6 +258,20 @@ def _owner(metadata: dict[str, Any]) -> Owner | None:
         if o.get("controller") is True:
             return Owner(*(str(o.get(key, "")) for key in ("kind", "name", "uid", "apiVersion")))
     return None
+
+
+def _waiting_client(status: dict[str, Any]) -> list[dict[str, Any]]:
+    """The status of the client's init container while it waits, without its message."""
+    for one in status.get("initContainerStatuses") or []:
+        reason = ((one.get("state") or {}).get("waiting") or {}).get("reason")
+        if one.get("name") == INIT_CONTAINER and reason in _PULL_FAILURES:
+            return [{"name": INIT_CONTAINER, "state": {"waiting": {"reason": reason}}}]
+    return []
+
+
+def _waits_for_image(pod: dict[str, Any]) -> str:
+    waiting = _waiting_client(pod.get("status") or {})
+    return f"{_client_image(pod)} ({waiting[0]['state']['waiting']['reason']})" if waiting else ""
 
 
 def _client_image(pod: dict[str, Any]) -> str:

@@ -94,6 +94,13 @@ def pod_event(pod: EnginePod, pool: str, silent: str = "") -> PodEvent | None:
     if pod.state == "skipped":
         message = f"the pod runs without the pool {pool}: {pod.skip}"
         return PodEvent(EventReason.INJECTION_SKIPPED, message, warning=True, about_owner=True)
+    if pod.waits_for_image:
+        message = (
+            f"the engine does not start: the node cannot pull the image of the client, {pod.waits_for_image}; make it "
+            f"available to namespace {pod.namespace}, for example by imagePullSecrets, or recreate the pod with the "
+            "label kvpool.dev/inject: disabled"
+        )
+        return PodEvent(EventReason.CLIENT_IMAGE_UNAVAILABLE, message, warning=True, about_owner=True)
     if silent:
         message = f"the pod was injected for the pool {pool} and runs without it: {silent}"
         return PodEvent(EventReason.ENGINE_WITHOUT_POOL, message, warning=True, about_owner=True)
@@ -109,6 +116,9 @@ def pod_event(pod: EnginePod, pool: str, silent: str = "") -> PodEvent | None:
     if pod.outdated:
         message = f"the pod has an older {pod.outdated} of the pool {pool}; it works; recreate it to update it"
         return PodEvent(EventReason.INJECTION_OUTDATED, message, warning=False)
+    if pod.warnings:
+        message = f"the pod was injected for the pool {pool}: {pod.warnings}"
+        return PodEvent(EventReason.INJECTION_LIMITED, message, warning=True)
     return None
 
 
