@@ -46,7 +46,7 @@ async def test_a_reconcile_without_changes_costs_a_few_requests():
         await world.look()
         assert world.cluster.writes() == []
         webhook = {"get MutatingWebhookConfiguration": 1, "get Deployment": 1}
-        assert world.requests() == {"get KVCachePool": 1, "get Secret": 3, "list KVCacheTenant": 1, **webhook}
+        assert world.requests() == {"get KVCachePool": 1, "get Secret": 4, "list KVCacheTenant": 1, **webhook}
 
 
 async def test_a_removed_object_is_recreated_by_the_next_reconcile():
