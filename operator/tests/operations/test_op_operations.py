@@ -123,7 +123,7 @@ async def test_a_drain_is_for_its_node_alone():
     assert node == "node-1"
     assert list(world.nodes.requests.values()) == [("evacuate", {"bandwidth": 2 << 20, "wait_s": 600})]
     assert status["nodes"] == {"total": 1, "done": 1, "failed": 0, "summary": "1/1"}
-    assert status["results"] == {"local": {"blocks": 2, "bytes": 100}, "shared": {}}
+    assert status["results"] == {"local": {"blocks": 2, "bytes": 100}}
 
 
 async def test_a_drain_of_a_node_that_is_not_there_fails_when_its_time_is_over():

@@ -35,7 +35,7 @@ def seen(*reports: SidecarStatus | None, ready: bool = True) -> tuple[Sidecar, .
         (seen(GOOD, None), 2, True, ("False", "NodesNotReady"), "node-1"),
         (seen(GOOD), 2, True, ("False", "NodesNotReady"), "1 nodes"),
         (seen(GOOD, GOOD, ready=False), 2, True, ("False", "NodesNotReady"), "node-0; node-1"),
-        (seen(GOOD, replace(GOOD, block_formats=(1, 2, 3, 4))), 2, True, ("False", "FormatUnknown"), "node-1"),
+        (seen(GOOD, replace(GOOD, block_formats=(1, 2, 3, 4, 5))), 2, True, ("False", "FormatUnknown"), "node-1"),
         (seen(GOOD, replace(GOOD, block_formats=(1,))), 2, True, ("True", "CachePreserved"), ""),
         (seen(GOOD, GOOD), 2, False, ("False", "IndexNotRunning"), ""),
         (seen(GOOD, replace(GOOD, scanned=False)), 2, True, ("False", "IndexNotSynced"), "node-1"),

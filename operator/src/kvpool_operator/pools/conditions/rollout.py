@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCK_FORMATS", "PROGRESSING", "ROLLING_UPDATE_SAFE", "api_rejections"]
 
-BLOCK_FORMATS: Final = (1, 2, 3)
+BLOCK_FORMATS: Final = (1, 2, 3, 4)
 """Versions of the block format that the sidecars of this release read (kvpool.protocol.block)."""
 _REGISTRATION_BATCH: Final = 256
 """Blocks that a sidecar registers in the index in one batch."""
