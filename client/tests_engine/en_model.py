@@ -35,16 +35,16 @@ GEMMA = {
 }  # fmt: skip
 
 
-def write(directory: Path, config: dict[str, Any] = LLAMA) -> Path:
-    """config.json and model.safetensors of a model of 2 MB; the same files each time."""
+def write(directory: Path, config: dict[str, Any] = LLAMA, seed: int = SEED) -> Path:
+    """config.json and model.safetensors of a model of 2 MB; the same files each time. `seed`: of the weights."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
-    _save(directory / "model.safetensors", _weights(config))
+    _save(directory / "model.safetensors", _weights(config, seed))
     return directory
 
 
-def _weights(config: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    random = np.random.default_rng(SEED)
+def _weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray[Any, Any]]:
+    random = np.random.default_rng(seed)
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     gemma = config["model_type"] == "gemma3_text"

@@ -52,3 +52,34 @@ def overlay(name: str, engine: Path | None = None, *, is_source_only: bool = Fal
                 library.unlink()
             (home / "ready").touch()
     return python, [home / "site-packages", engine / "site-packages"]
+
+
+def source_tests(name: str, engine: Path) -> Path:
+    """The folder that holds `tests` of a source distribution, requirements/NAME-source.txt; unpacked once.
+
+    pip unpacks it and then fails to build it, for which the tools are not here: only its tests are kept.
+    """
+    python = (engine / "interpreter").read_text().strip()
+    pins = ROOT / "requirements" / f"{name}-source.txt"
+    home = cache_root() / f"source-{name}-{hashlib.sha256(pins.read_bytes()).hexdigest()[:12]}"
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "ready").exists():
+            shutil.rmtree(home / "unpacked", ignore_errors=True)
+            (home / "unpacked").mkdir()
+            options = ["--no-deps", "--require-hashes", "--no-binary", ":all:", "--no-build-isolation", "--no-clean"]
+            pip = [python, "-m", "pip", "download", "-q", "--disable-pip-version-check", *options]
+            done = subprocess.run(
+                [*pip, "-d", str(home / "unpacked"), "-r", str(pins)],
+                env={**os.environ, "TMPDIR": str(home / "unpacked")}, stderr=subprocess.PIPE, text=True, check=False,
+                timeout=900,
+            )  # fmt: skip
+            found = [folder for folder in (home / "unpacked").glob(f"*/{name}_*/tests") if folder.is_dir()]
+            if len(found) != 1:
+                raise RuntimeError(f"{pins.name} was not unpacked: {done.stderr[-2000:]}")
+            shutil.rmtree(home / "tests", ignore_errors=True)
+            found[0].rename(home / "tests")
+            shutil.rmtree(home / "unpacked")
+            (home / "ready").touch()
+    return home

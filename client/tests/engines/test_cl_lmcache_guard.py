@@ -120,3 +120,10 @@ def test_arguments_of_another_shape_are_reported(reported: list[str]) -> None:
 def test_an_lmcache_without_the_function_is_reported(reported: list[str]) -> None:
     guard.guard(types.SimpleNamespace(), "{}")
     assert reported == ["this LMCache reads its arguments in another way"]
+
+
+def test_strict_refuses_a_release_that_is_not_tested(reported: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(l2_adapter.lmcache, "__version__", "0.6.0")
+    monkeypatch.setenv("KVPOOL_ENGINE_STRICT", "1")
+    assert parsed("{}") == ([], "default")
+    assert "this is 0.6.0, and KVPOOL_ENGINE_STRICT=1" in reported[0]

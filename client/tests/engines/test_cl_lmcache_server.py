@@ -221,14 +221,6 @@ def test_another_interface_runs_without_the_pool(
     assert fake.hellos == []
 
 
-def test_strict_refuses_a_release_that_is_not_tested(
-    make: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lmcache_mp.lmcache, "__version__", "0.6.0")
-    monkeypatch.setenv("KVPOOL_ENGINE_STRICT", "1")
-    assert "this is 0.6.0, and KVPOOL_ENGINE_STRICT=1" in make().adapter.report_status()["reason"]
-
-
 def test_a_load_after_a_delete_is_a_miss(make: Callable[..., Server]) -> None:
     server = make()
     keys = [key(1), key(2)]
