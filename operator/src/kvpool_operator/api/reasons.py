@@ -247,8 +247,7 @@ class EventReason(_Documented):
     # about a Pod
     NOT_INJECTED = (
         "NotInjected",
-        "The pod started while the webhook was unavailable, or before its namespace or a pool selected it; it runs "
-        "without the pool.",
+        "The pod runs without the pool: the webhook was unavailable, or nothing selected it when it was created.",
         "Recreate the pod.",
     )
     INJECTION_SKIPPED = (
@@ -266,11 +265,7 @@ class EventReason(_Documented):
         "The pod opted in to a KVCachePool that does not exist. Also about the pod's controller.",
         "Correct the annotation `kvpool.dev/pool`, or create the pool.",
     )
-    INJECTION_LIMITED = (
-        "InjectionLimited",
-        "The pod was injected, but not all of it uses the pool, or with less memory.",
-        "Read the message, which has one sentence for each cause.",
-    )
+    INJECTION_LIMITED = "InjectionLimited", "The injected pod gets less than the pool's settings.", "Read the message."
     CLIENT_IMAGE_UNAVAILABLE = (
         "ClientImageUnavailable",
         "The image of the client cannot be pulled, so the engine of the pod does not start.",
