@@ -105,7 +105,7 @@ class Sidecar(Child):
             found: dict[str, Any] = json.loads(answer.read())
             return found
 
-    def wait_ready(self, timeout_s: float = 30) -> None:
+    def wait_ready(self, timeout_s: float = 120) -> None:  # a busy machine may need a minute
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self.running:
             with contextlib.suppress(OSError):
