@@ -39,7 +39,7 @@ def start_engine(
     engines: list[Engine] = []
     logs = tmp_path_factory.mktemp("engines")
 
-    def start(text: str, options: dict[str, Any] | None = None, model: Path = tiny_model, **env: str) -> Engine:
+    def start(text: str, options: dict[str, Any] | None = None, model: Path | None = tiny_model, **env: str) -> Engine:
         engine = Engine(engine_home, model, logs / f"{len(engines)}.log", text, options, **env)
         engines.append(engine)
         return engine

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from cl_nodes import end_with_parent
 
 ROOT = Path(__file__).parent.parent.parent
-START_S, ANSWER_S = 300, 120
+START_S, ANSWER_S = 300, 300
 CPU_SPEC = {"spec_name": "CpuTieringSpec", "spec_module_path": "kvpool_cpu_worker"}
 GPU_PYTHON = os.environ.get("KVPOOL_GPU_PYTHON", "")  # of an environment with a vLLM for a GPU (make test-gpu)
 
@@ -51,7 +51,7 @@ class Engine:
     """`engine_process.py` in the engine's own Python. Every call has a time limit. `options`: arguments of vllm.LLM."""
 
     def __init__(
-        self, home: Path, model: Path, log: Path, text: str, options: dict[str, Any] | None = None, **env: str
+        self, home: Path, model: Path | None, log: Path, text: str, options: dict[str, Any] | None = None, **env: str
     ) -> None:
         log.with_suffix(".path").mkdir()
         package = Path(xxhash.__file__).parent  # as an injected pod gets it: the engine's environment has none
@@ -80,7 +80,7 @@ class Engine:
         self.log = log
         python = GPU_PYTHON or (home / "interpreter").read_text().strip()
         self.process = subprocess.Popen(
-            [python, str(Path(__file__).parent / "engine_process.py"), str(model), text, json.dumps(options)],
+            [python, str(Path(__file__).parent / "engine_process.py"), str(model or ""), text, json.dumps(options)],
             env={**{k: v for k, v in os.environ.items() if not k.startswith("KVPOOL")}, **settings},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -122,6 +122,11 @@ class Engine:
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
         return self._next(ANSWER_S)
+
+    def open(self, model: Path, text: str, options: dict[str, Any]) -> str:
+        """Another model in the same process, started without one. Returns the engine's error, "" without any."""
+        answer = self.ask(open={"model": str(model), "connector": text, "options": options})
+        return "" if answer["opened"] else str(answer["error"])
 
     def generate(self, prompt: list[int], **options: Any) -> dict[str, Any]:
         return self.ask(prompt=prompt, **options)

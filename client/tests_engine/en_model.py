@@ -39,7 +39,7 @@ def write(directory: Path, config: dict[str, Any] = LLAMA, seed: int = SEED) -> 
     """config.json and model.safetensors of a model of 2 MB; the same files each time. `seed`: of the weights."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
-    _save(directory / "model.safetensors", _weights(config, seed))
+    save(directory / "model.safetensors", _weights(config, seed))
     return directory
 
 
@@ -82,7 +82,7 @@ def _weights(config: dict[str, Any], seed: int) -> dict[str, np.ndarray[Any, Any
     return found
 
 
-def _save(file: Path, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
+def save(file: Path, tensors: dict[str, np.ndarray[Any, Any]]) -> None:
     """The safetensors format: length of a JSON header, the header, the data (github.com/huggingface/safetensors)."""
     header, place = {}, 0
     for name, tensor in tensors.items():

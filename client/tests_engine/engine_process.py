@@ -2,12 +2,15 @@
 
     python engine_process.py MODEL_DIRECTORY CONNECTOR_JSON [OPTIONS_JSON]     ("" as connector: an engine without any)
 
+"" as model: no engine yet; {"open": {"model": ..., "connector": ..., "options": {...}}} makes one in place of the last,
+with the dummy weights of loud_weights.py.
+
 OPTIONS_JSON are arguments of vllm.LLM. Commands: {"prompt": [token, ...], "max_tokens": n, "salt": text, "seed": n,
-"logprobs": n, "transfer": the request's kv_transfer_params} (without a seed greedy, with one sampled), {"batch": [such
-prompts]} (all at once), {"reset": true} (drops the engine's own prefix cache), {"reset_all": true} (the connector's,
-too), {"pause": true} (pauses as sleep does before it frees memory, and resumes), {"rpc": method} (calls the workers),
-{"stats": true}, {"metrics": prefix} (counters whose names begin so), {"quit": true}. Answers are lines that start
-with `@@`.
+"logprobs": n, "adapter": path, "transfer": the request's kv_transfer_params} (without a seed greedy, with one sampled),
+{"batch": [such prompts]} (all at once), {"reset": true} (drops the engine's own prefix cache), {"reset_all": true} (the
+connector's, too), {"pause": true} (pauses as sleep does before it frees memory, and resumes), {"rpc": method} (calls
+the workers), {"stats": true}, {"metrics": prefix} (counters whose names begin so), {"quit": true}. Answers are lines
+that start with `@@`.
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ def say(**answer: object) -> None:
     print("@@" + json.dumps(answer), flush=True)
 
 
-def main(model: str, connector: str, options: dict[str, Any]) -> None:
+def make(model: str, connector: str, options: dict[str, Any]) -> Any:
     from vllm import LLM
     from vllm.config import KVEventsConfig
 
-    seeded_sampling_in_pieces()
+    options = dict(options)
     if connector:
         options["kv_transfer_config"] = json.loads(connector)
     if "kv_events_config" in options:
@@ -42,12 +45,50 @@ def main(model: str, connector: str, options: dict[str, Any]) -> None:
         "enable_prefix_caching": True,
         "disable_log_stats": False,
     }
-    engine = LLM(model=model, **{**defaults, **options})
-    say(ready=True, algo=str(engine.llm_engine.vllm_config.cache_config.prefix_caching_hash_algo))
+    return LLM(model=model, **{**defaults, **options})
+
+
+def close(engine: Any) -> None:
+    """End an engine, so that another can be made in this process. The caller drops its reference first."""
+    import gc
+
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+    from kvpool.engines.vllm import tier
+
+    engine.llm_engine.engine_core.shutdown()
+    del engine
+    tier._tiers.clear()  # those of the engine that ended
+    gc.collect()
+    cleanup_dist_env_and_memory()
+
+
+def main(model: str, connector: str, options: dict[str, Any]) -> None:
+    seeded_sampling_in_pieces()
+    if model:
+        engine = make(model, connector, options)
+        say(ready=True, algo=str(engine.llm_engine.vllm_config.cache_config.prefix_caching_hash_algo))
+    else:
+        import loud_weights
+
+        loud_weights.install()
+        engine = None
+        say(ready=True)
     for line in sys.stdin:
         command = json.loads(line)
         if command.get("quit"):
             break
+        if command.get("open"):
+            if engine is not None:
+                old, engine = engine, None
+                close(old)
+                del old
+            try:
+                engine = make(**command["open"])
+                say(opened=True)
+            except Exception as e:
+                say(opened=False, error=f"{type(e).__name__}: {e}"[-2000:])
+            continue
         if command.get("reset"):
             say(reset=engine.reset_prefix_cache())
         elif command.get("reset_all"):
@@ -112,8 +153,9 @@ def seeded_sampling_in_pieces() -> None:
 
 def generate(engine: Any, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
 
-    prompts, parameters = [], []
+    prompts, parameters, adapters = [], [], []
     for one in wanted:
         prompts.append({"prompt_token_ids": one["prompt"], **({"cache_salt": one["salt"]} if one.get("salt") else {})})
         sampled = {"temperature": 0.9, "top_p": 0.95, "seed": one["seed"]} if "seed" in one else {"temperature": 0}
@@ -128,7 +170,9 @@ def generate(engine: Any, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 **sampled,
             )
         )
-    out = engine.generate(prompts, parameters, use_tqdm=False)
+        adapters.append(LoRARequest("adapter", 1, one["adapter"]) if "adapter" in one else None)
+    more = {"lora_request": adapters} if any(adapters) else {}
+    out = engine.generate(prompts, parameters, use_tqdm=False, **more)
     return [
         {
             "tokens": list(o.outputs[0].token_ids),

@@ -6,6 +6,7 @@ test_en_vllm.py. The two engines are short of memory on purpose: they compute pr
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
     from cl_nodes import Cluster, Node
 
-TALKS = 24
+TALKS = int(os.environ.get("KVPOOL_CONVERSATIONS", "24"))  # `make test-conversations` has 500
+AT_ONCE = 24
 HOST = 64 << 20
 PATIENT = {"deadlines": {"lookup_ms": 1000, "load_min_ms": 4000, "breaker_failures": 3, "breaker_cooldown_ms": 500}}
 SHORT = {
@@ -55,7 +57,7 @@ def moved(cluster: Cluster, engines: dict[str, Engine]) -> tuple[list[Talk], lis
         for side, (name, engine) in enumerate(engines.items()):
             mine = [talk for talk in talks if (talk.number + turn) % 2 == side]
             before = [len(full_blocks(talk.history)) * BLOCK if turn else 0 for talk in mine]
-            answers = engine.batch([talk.request(question(talk.number, turn)) for talk in mine])
+            answers = in_batches(engine, [talk.request(question(talk.number, turn)) for talk in mine])
             for talk, answer, least in zip(mine, answers, before, strict=True):
                 talk.hear(answer["tokens"])
                 found.append((answer["cached"], least))
@@ -74,12 +76,16 @@ def wait_stored(node: Node, blocks: int) -> None:
     assert until(lambda: node.announced() >= blocks), (node.announced(), blocks)
 
 
+def in_batches(engine: Engine, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [answer for at in range(0, len(wanted), AT_ONCE) for answer in engine.batch(wanted[at : at + AT_ONCE])]
+
+
 def replay(engine: Engine, salt: str = "") -> list[list[list[int]]]:
     """The answers of the same conversations on one engine; with `salt` nothing is ever found in its cache."""
     talks = openings(TALKS)
     for turn in range(ROUNDS):
         wanted = [t.request(question(t.number, turn), salt and f"{salt}-{t.number}-{turn}") for t in talks]
-        for talk, answer in zip(talks, engine.batch(wanted), strict=True):
+        for talk, answer in zip(talks, in_batches(engine, wanted), strict=True):
             assert not (salt and answer["cached"])
             talk.hear(answer["tokens"])
     return [talk.answers for talk in talks]
