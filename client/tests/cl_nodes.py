@@ -112,7 +112,10 @@ class Node(Process):
             http_port=self.http,
             salt_tags=cluster.salt_tags,
             admin_port=free_port() if cluster.takes_orders else 0,
-            events=config.EventsConfig(enabled=cluster.events, port=free_port(), replay_port=free_port()),
+            events=config.EventsConfig(
+                **{"enabled": bool(cluster.events), "port": free_port(), "replay_port": free_port()}
+                | (cluster.events if isinstance(cluster.events, dict) else {})
+            ),
         )
         (self.home / "pool.json").write_text(config.dumps(self.pool))
         arguments = ["serve"]
@@ -157,7 +160,10 @@ class Node(Process):
 
 
 class Cluster:
-    """`names` nodes, a Redis, and a shared directory if asked for. Close it to end every process."""
+    """`names` nodes, a Redis, and a shared directory if asked for. Close it to end every process.
+
+    `events`: True, or fields of kvpool.config.EventsConfig.
+    """
 
     def __init__(
         self,
@@ -168,7 +174,7 @@ class Cluster:
         shared: bool = False,
         index: bool = True,
         deadlines: config.Deadlines | None = None,
-        events: bool = False,
+        events: bool | dict[str, Any] = False,
         salt_tags: bool = False,
         takes_orders: bool = False,
     ) -> None:

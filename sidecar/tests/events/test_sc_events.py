@@ -118,7 +118,7 @@ def test_a_stored_chain_is_one_event_in_vllms_words(node):
     assert event == {
         "type": "BlockStored", "block_hashes": event["block_hashes"], "parent_block_hash": None, "token_ids": [],
         "block_size": 256, "lora_id": None, "medium": "STORAGE", "lora_name": None, "locality": "LOCAL",
-        "ownership": "kvpool", "kvpool": {"tenant": "team-a", "fingerprint": FINGERPRINT.hex()},
+        "kvpool": {"tenant": "team-a", "fingerprint": FINGERPRINT.hex()},
     }  # fmt: skip
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["encode_batch"]
 
-_OWNER = "kvpool"
 _LOCALITY = {Locality.LOCAL: "LOCAL", Locality.SHARED: "REMOTE"}
 _MEDIUM = {Locality.LOCAL: "STORAGE", Locality.SHARED: "SHARED"}  # routers distinguish entries by medium
 _LOW_64 = (1 << 64) - 1
@@ -35,8 +34,7 @@ class _Stored(msgspec.Struct, tag="BlockStored", omit_defaults=True):
     lora_name: str | None
     group_idx: int | None = None
     locality: str | None = None
-    ownership: str | None = None
-    kvpool: dict[str, str] | None = None  # extension: readers of the format ignore unknown fields
+    kvpool: dict[str, str] | None = None  # extension: readers ignore it; Dynamo drops an unknown `ownership`
 
 
 class _Removed(msgspec.Struct, tag="BlockRemoved", omit_defaults=True):
@@ -44,7 +42,6 @@ class _Removed(msgspec.Struct, tag="BlockRemoved", omit_defaults=True):
     medium: str
     group_idx: int | None = None
     locality: str | None = None
-    ownership: str | None = None
     kvpool: dict[str, str] | None = None
 
 
@@ -86,11 +83,11 @@ def _event(event: Event, name: EngineBlock, models: Mapping[bytes, str], *, int_
     hashes = _hashes(name, int_hashes=int_hashes)
     medium, where, group = _MEDIUM[event.place], _LOCALITY[event.place], name.group or None
     if event.kind is not EventKind.STORED:
-        return _Removed(hashes, medium, group, where, _OWNER, labels)
+        return _Removed(hashes, medium, group, where, labels)
     size = name.router_blocks.block_tokens if int_hashes and name.router_blocks else name.tokens
     tokens = name.router_blocks.token_numbers if int_hashes else []
     parent = _parent(name, int_hashes=int_hashes)
-    return _Stored(hashes, parent, tokens, size, None, medium, None, group, where, _OWNER, labels)
+    return _Stored(hashes, parent, tokens, size, None, medium, None, group, where, labels)
 
 
 def _hashes(name: EngineBlock, *, int_hashes: bool) -> list[bytes | int]:
