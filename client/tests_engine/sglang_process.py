@@ -1,8 +1,8 @@
 """SGLang's real storage half on the CPU, obeying lines of JSON on its standard input. Run with the engine's Python.
 
 SGLang's server copies pages with kernels of a GPU. Its cache controllers, host pools, storage factory and hashes need
-none: here they are, with tensors in host memory and without the device's half. What a page must hold follows from its key, so that another
-process can tell whether it got the right bytes.
+none: here they are, with tensors in host memory and without the device's half. What a page must hold follows from its
+key, so that another process can tell whether it got the right bytes.
 
 Commands name a controller with "on": {"make": kind, "socket": path, ...}, {"store": tokens, "salt": text, "extra":
 text}, {"fetch": tokens, ...}, {"flush": true}, {"clear": true}, {"detach": true}, {"stats": true}, {"quit": true}.
