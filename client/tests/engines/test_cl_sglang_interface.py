@@ -133,3 +133,18 @@ def test_pages_of_an_unknown_policy_are_misses(monkeypatch: pytest.MonkeyPatch, 
     assert backend.batch_exists_v2(names, [Transfer("x", hit_policy="block_groups")]).kv_hit_pages == 2
     assert backend.batch_exists_v2(names, [Transfer("x", hit_policy="first_page")]).kv_hit_pages == 0
     backend.close()
+
+
+@pytest.mark.parametrize(("version", "connects"), [("0.5.23", True), ("0.5.24", False)])
+def test_an_untested_release_whose_flushes_cannot_be_seen_is_refused(
+    version: str, connects: bool, monkeypatch: pytest.MonkeyPatch, fake: FakeSidecar
+) -> None:
+    class Unmarked(HostPool):
+        def clear(self) -> None: ...
+
+    plugin = install(monkeypatch, version)
+    monkeypatch.setattr(plugin, "report_without_pool", lambda problem, engine: None)
+    backend = plugin.PoolHiCache(config(fake), {})
+    backend.register_mem_pool_host(Unmarked())
+    assert (backend._client is not None) is connects
+    backend.close()

@@ -37,7 +37,8 @@ class ResetDetector:
         """Return why a change of the weights would not be seen; empty if it would."""
         if server_argument("model_path") is not None and server_argument("weight_version") is None:
             return "SGLang does not show the version of its weights"
-        if not self._ignore_flushes and any(marker is None for _, marker in self._markers.values()):
+        pools = [pool for pool, marker in self._markers.values() if marker is None]
+        if not self._ignore_flushes and any(getattr(pool, "kv_buffer", None) is not None for pool in pools):
             return "flushes of SGLang's host pools cannot be seen"
         return ""
 

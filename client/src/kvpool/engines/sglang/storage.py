@@ -38,6 +38,7 @@ from kvpool.engines.sglang.connection import PoolConnection
 from kvpool.engines.sglang.fingerprint import fingerprint_inputs
 from kvpool.engines.sglang.page_transfer import PageTransfer
 from kvpool.engines.sglang.pages import PageRequest, Pages
+from kvpool.engines.tested_versions import is_tested
 
 try:
     import sglang
@@ -148,7 +149,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
             inputs = fingerprint_inputs(self._config, mem_pool_host, sglang.__version__, server.server_argument)
             self._resets.rearm()
             self._register("kv", mem_pool_host)
-            if reason := self._resets.blind():
+            if not is_tested("sglang", str(sglang.__version__)) and (reason := self._resets.blind()):
                 self._stand_aside(reason)
                 return
             model = str(server.server_argument("model_path") or self._config.model_name or "")
