@@ -22,6 +22,8 @@ from kvpool.protocol import keys
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from kvpool.results import LoadResult
+
 SPOILED = int(os.environ.get("KVPOOL_SPOILED", "90"))
 ROUND = 30
 SIZE = 40_000
@@ -111,7 +113,7 @@ def one_round(numbers: range, tier: str, a, b, made: dict, rng: random.Random, o
     before = shared_files(a) if tier == "shared" else blocks_below(a)
     order = {}
     for n in numbers:  # one by one, so that each file is known
-        assert made[a].put_from([block_id(n)], [payload(n)])[0].stored
+        wait_for(lambda n=n: made[a].put_from([block_id(n)], [payload(n)])[0].ok, f"block {n} is stored", 60)
         if tier == "shared":
             wait_copied(a)
         now = shared_files(a) if tier == "shared" else blocks_below(a)
@@ -127,7 +129,11 @@ def one_round(numbers: range, tier: str, a, b, made: dict, rng: random.Random, o
         rng.choice(SPOILS)(order[n], rng.choice(control), rng)
     for n in numbers:
         view = memoryview(bytearray(SIZE))
-        (result,) = made[b].get_into([block_id(n)], [view], time.monotonic() + 30)
+
+        def load(n: int = n, view: memoryview = view) -> LoadResult:
+            return made[b].get_into([block_id(n)], [view], time.monotonic() + 30)[0]
+
+        result = load() if n in spoiled else wait_for(lambda load=load: (r := load()).ok and r, f"block {n}", 60)
         if result.ok:
             assert bytes(view) == payload(n), f"{tier}: block {n} has wrong bytes"
             assert result.tier.name.lower() == tier
