@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvpool.engines.vllm import fingerprint as vllm_fingerprint
-from kvpool.engines.vllm.fingerprint import sharing_blocker
+from kvpool.engines.vllm.fingerprint import loading_blocker, sharing_blocker
 from kvpool.protocol import keys
 from kvpool.protocol.fingerprint_fields import MAX_FIELDS, field_digests
 
@@ -196,6 +196,23 @@ def test_adapters_keep_an_engines_blocks_to_itself_unless_their_names_are_truste
 def test_scales_that_an_engine_finds_while_it_runs_keep_its_blocks_to_itself() -> None:
     config = SimpleNamespace(lora_config=None, cache_config=SimpleNamespace(calculate_kv_scales=True))
     assert "scales" in sharing_blocker(config, trust_lora_names=True)
+
+
+@pytest.mark.parametrize(
+    ("use_mla", "prefix_caching", "chunked_prefill", "blocked"),
+    [(True, False, False, True), (True, True, True, False), (True, False, True, False), (False, False, False, False)],
+    ids=["latent attention on a CPU", "on a GPU", "without a prefix cache", "another model on a CPU"],
+)
+def test_an_engine_that_cannot_compute_behind_a_prefix_loads_nothing(
+    use_mla: bool, prefix_caching: bool, chunked_prefill: bool, blocked: bool
+) -> None:
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(use_mla=use_mla),
+        cache_config=SimpleNamespace(enable_prefix_caching=prefix_caching),
+        scheduler_config=SimpleNamespace(enable_chunked_prefill=chunked_prefill),
+    )
+    assert ("MLA" in loading_blocker(config)) is blocked
+    assert not loading_blocker(None)
 
 
 def test_an_ordinary_engine_shares() -> None:

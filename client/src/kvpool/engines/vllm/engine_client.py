@@ -10,7 +10,7 @@ from kvpool.engines.common.without_pool import report_without_pool
 from kvpool.engines.tested_versions import is_tested
 from kvpool.engines.vllm import interface, weight_changes
 from kvpool.engines.vllm.engine_setup import connect, engine_inputs
-from kvpool.engines.vllm.fingerprint import find_engine_config
+from kvpool.engines.vllm.fingerprint import find_engine_config, loading_blocker
 from kvpool.engines.vllm.self_test import BackgroundSelfTest, region_problem
 
 if TYPE_CHECKING:
@@ -52,7 +52,10 @@ class EngineClient:
 
             version = str(vllm.__version__)
             problem = (
-                interface.strict_problem(version) or interface.interface_problem() or region_problem(region, slot_bytes)
+                interface.strict_problem(version)
+                or interface.interface_problem()
+                or region_problem(region, slot_bytes)
+                or loading_blocker(find_engine_config())
             )
             if problem:
                 _off(problem)

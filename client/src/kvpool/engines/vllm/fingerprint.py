@@ -16,7 +16,7 @@ from kvpool.engines.vllm.config_inputs import config_inputs, digest
 if TYPE_CHECKING:
     from types import FrameType
 
-__all__ = ["find_engine_config", "fingerprint_inputs", "is_any_parallel_size", "sharing_blocker"]
+__all__ = ["find_engine_config", "fingerprint_inputs", "is_any_parallel_size", "loading_blocker", "sharing_blocker"]
 
 _FORMAT = 2  # version of the payload layout
 _SIZES = ("world_size", "tp_size", "pp_size", "pcp_size", "dcp_size")
@@ -116,6 +116,25 @@ def find_engine_config(depth: int = 30) -> Any:
             return candidate
         frame = frame.f_back
     return None
+
+
+def loading_blocker(engine_config: Any) -> str:
+    """Return why this engine must not load any block; empty if it may.
+
+    On a platform without a GPU, vLLM turns chunked prefill and prefix caching off for a model with latent attention,
+    because it cannot compute behind a cached prefix there (vllm/platforms/cpu.py, `check_and_update_config`). It loads
+    the blocks of a tier all the same, and answers with wrong tokens.
+    """
+    model = getattr(engine_config, "model_config", None)
+    cache = getattr(engine_config, "cache_config", None)
+    scheduler = getattr(engine_config, "scheduler_config", None)
+    needs_whole_prompt = (
+        getattr(cache, "enable_prefix_caching", True) is False
+        and getattr(scheduler, "enable_chunked_prefill", True) is False
+    )
+    if needs_whole_prompt and getattr(model, "use_mla", False):
+        return "this vLLM cannot compute behind a cached prefix of a model with latent attention (MLA)"
+    return ""
 
 
 def sharing_blocker(engine_config: Any, *, trust_lora_names: bool) -> str:
