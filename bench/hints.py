@@ -120,7 +120,7 @@ def _one(job: tuple[str, float, int, int]) -> tuple[float, float]:
 
 
 def main(argv: list[str]) -> int:
-    """Measure; 1 if hints are worth less than no hints, or everybody's retention costs over 0.2 points."""
+    """Measure; 1 if hints are worth less than no hints, or retention by all sessions costs over 0.2 points."""
     parser = argparse.ArgumentParser(prog="bench hints", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--trace", default=os.environ.get("KVPOOL_TRACE", ""), help="trace file, as of bench trace")
     parser.add_argument("--synthetic", action="store_true", help="generate a synthetic trace even if one is configured")

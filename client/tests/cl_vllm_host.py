@@ -72,7 +72,7 @@ class Host:
     def step(self) -> None:
         self.tier.on_schedule_end(None)
         for result in self.tier.get_finished_jobs():
-            assert result.job_id not in self.done, "an outcome is told once"
+            assert result.job_id not in self.done, "an outcome is reported once"
             job = self.jobs.pop(result.job_id)
             self.done[result.job_id] = result
             good = job.keys if result.success else result.successful_keys or ()

@@ -292,7 +292,7 @@ def test_a_connection_is_never_handed_to_who_gave_up(client: Client) -> None:
 
     def ask() -> None:
         while time.monotonic() < stop:
-            slots._held_s.clear()  # nobody is turned away
+            slots._held_s.clear()  # no call is refused
             try:
                 with held(client, "lookup", 0.005):
                     time.sleep(0.001)

@@ -23,7 +23,7 @@ _PATIENCE_S = 30.0
 def turns_during(call: Callable[[], object]) -> int:
     """Return how often another thread of pure Python ran while `call` did.
 
-    No thread is asked to release the lock meanwhile: 0 for a call that never releases it, on any machine.
+    No thread is asked to release the lock: 0 for a call that never releases it, on any machine.
     """
     turns = 0
     done = threading.Event()

@@ -2,7 +2,7 @@
 
 Pure; the owner locks. A statement changes the order of eviction only. A block that a session expects to use again has
 the value p / (expected time left): p is the share of such statements that came true in this table, so a tenant that
-says it of everything loses the advantage. Times are converted to bytes stored meanwhile, the clock of
+says it of everything loses the advantage. Times are converted to bytes stored since, the clock of
 kvpool_sidecar.eviction.reuse_model. Expected blocks take at most a share of the table's bytes.
 """
 
@@ -110,7 +110,7 @@ class SessionMarks:
         return self._rate
 
     def value(self, expected: _Expectation, clock: int, grain: int) -> float:
-        """The chance of a use per step of `grain` bytes stored meanwhile, as ReuseModel.index gives it."""
+        """The chance of a use per step of `grain` bytes stored since, as ReuseModel.index gives it."""
         left = max(_LEFT * (expected.due - clock), _LEAST_LEFT * expected.span, grain)
         return self.truth * grain / left
 

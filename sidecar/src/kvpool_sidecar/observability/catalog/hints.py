@@ -55,7 +55,7 @@ HINT_COUNTERS: Final = (
         {
             "prefetched": "Queued for prefetching from a drive or the shared tier.",
             "copied": "Copied from a peer.",
-            "have": "A copy had arrived meanwhile.",
+            "have": "A copy had arrived by then.",
             "full": "There was no space for the copy.",
             "absent": "No peer has the block, or none delivered it.",
             "refused": "This node is drained, or the block is too large.",
