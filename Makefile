@@ -9,6 +9,7 @@ BASE_PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
   $$p -c 'import sys; sys.exit(not ((3,11) <= sys.version_info < (3,14)))' 2>/dev/null && { echo $$p; break; }; done)
 
 -include examples/demo/demo.mk
+-include examples/picker.mk
 -include e2e/e2e.mk
 -include e2e/scale/scale.mk
 -include e2e/rdma/rdma.mk

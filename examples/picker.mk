@@ -1,0 +1,3 @@
+.PHONY: endpoint-picker
+endpoint-picker: ## vet and test the scorer for the Gateway API endpoint picker (Go; downloads 1 GB of modules the first time)
+	. e2e/airgap/lib.sh && cd examples/endpoint-picker && test -z "$$(gofmt -l .)" && go vet ./... && go test ./...
