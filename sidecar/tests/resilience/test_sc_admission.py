@@ -14,8 +14,10 @@ from sc_nodes import MIB, wait_for
 from sc_raw import FINGERPRINT, GoneError, Raw, block_id, payload
 
 from kvpool.config import Deadlines, EventsConfig
+from kvpool.hint_settings import HintsConfig
 from kvpool.protocol import wire
 from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.replication.session_hints import SessionHints
 from kvpool_sidecar.resilience import fair_queue as module
 from kvpool_sidecar.resilience.fair_queue import FairQueue, FairQueues
 from kvpool_sidecar.serving.fingerprints import Fingerprints
@@ -252,6 +254,7 @@ class Blocks:
             deadlines=Deadlines(),
             events=EventsConfig(),
             salt_tags=True,
+            hints=HintsConfig(),
         )
         self.config = SimpleNamespace(current=config)
         self.present = True
@@ -306,7 +309,15 @@ def serve(tmp_path):
             sock, _ = listener.accept()
         pod = Pod(Identity(f"pod-{len(made)}", tenant, "p", "s"), Tenant(b"secret", tenant), 1 << 50)
         context = SessionContext(
-            "a", node, node, lambda *_: None, Fingerprints(), lanes, LookupFigures(), StreamExchange(Stats())
+            "a",
+            node,
+            node,
+            lambda *_: None,
+            Fingerprints(),
+            lanes,
+            LookupFigures(),
+            StreamExchange(Stats()),
+            SessionHints(HintsConfig, node, Stats()),
         )
         session = Session(sock, pod, context)
         threads.append(threading.Thread(target=session.run, daemon=True))
