@@ -129,5 +129,5 @@ def test_upgrade_safe_is_told(pools: Pools, sidecars: dict[str, SidecarDouble]):
     spec = pools.api.get(path)["spec"]
     assert spec["updateStrategy"]["rollingUpdate"] == {"maxSurge": 2, "maxUnavailable": 0}
     assert spec["minReadySeconds"] == 20
-    sidecars["node-a"].status["block_formats"] = [1, 2, 3, 4]
+    sidecars["node-a"].status["block_formats"] = [1, 2, 3, 4, 5]
     pools.until_condition("chat", "RollingUpdateSafe", "FormatUnknown", "node-a")
