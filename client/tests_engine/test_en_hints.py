@@ -50,17 +50,18 @@ def turn(engine: Engine, node: Node, seed: int, **kvpool: Any) -> None:
 def test_a_session_that_ended_frees_room_and_one_that_waits_for_a_tool_keeps_its_blocks(
     node: Node, engine: Engine, start_engine: Callable[..., Engine]
 ) -> None:
-    assert until(lambda: engine.stats()["connected"])
+    other = start_engine(connector(node.socket, **PATIENT))
+    assert until(lambda: engine.stats()["connected"] and other.stats()["connected"])
     for seed in range(10, 14):
         turn(engine, node, seed)
     turn(engine, node, 2, session="over", after="ended")
-    turn(engine, node, 3, session="waits", after="tool", resume_in=600)
+    turn(
+        engine, node, 3, session="waits", after="tool", resume_in=30
+    )  # a pause far beyond what the drive holds keeps nothing
     assert results(node) == {"ended-accepted": 1, "keep-accepted": 1}
     for seed in range(14, 21):
         turn(engine, node, seed)
     assert until(lambda: node.status()["blocks"] <= ROOM * 85 // 100)
-    other = start_engine(connector(node.socket, **PATIENT))
-    assert until(lambda: other.stats()["connected"])
     loaded = {seed: other.generate(prompt(seed))["cached"] for seed in (2, 3)}
     assert loaded == {2: 0, 3: BLOCKS * BLOCK}, results(node)
 

@@ -219,10 +219,10 @@ def test_a_pause_keeps_the_blocks_and_new_weights_do_not(cluster: Cluster, start
     """Sleep of level 1 pauses like this; sleep itself needs a GPU."""
     engine = start_engine(connector(cluster["a"].socket, **PATIENT))
     assert until(lambda: engine.stats()["connected"])
-    first = stored(cluster, "a", engine, 60)
+    first = stored(cluster, "a", engine, 160)
     before = engine.stats()
     assert engine.ask(pause=True)["paused"]
-    again = engine.generate(prompt(60))
+    again = engine.generate(prompt(160))
     assert again["tokens"] == first["tokens"]
     assert again["cached"] == 9 * BLOCK
     after = engine.stats()
@@ -232,7 +232,7 @@ def test_a_pause_keeps_the_blocks_and_new_weights_do_not(cluster: Cluster, start
     assert engine.stats()["fingerprint"] != before["fingerprint"]
     assert engine.ask(pause=True)["paused"]
     assert until(lambda: engine.stats()["connected"])
-    assert engine.generate(prompt(60))["cached"] == 0
+    assert engine.generate(prompt(160))["cached"] == 0
     engine.close()
 
 

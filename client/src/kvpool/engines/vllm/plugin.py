@@ -185,7 +185,10 @@ def _model_problem(config: Any) -> str:
 
 def _off(problem: str) -> None:
     _log.warning("kvpool: the engine runs without the pool: %s", problem)
-    # imported here: vLLM loads this module in each of its processes
-    from kvpool.engines.common.without_pool import report_without_pool
+    try:
+        # imported here: vLLM loads this module in each of its processes
+        from kvpool.engines.common.without_pool import report_without_pool
 
-    report_without_pool(problem, "vllm")
+        report_without_pool(problem, "vllm")
+    except Exception as e:  # a damaged client must not keep the engine from starting
+        _log.debug("kvpool: the sentence cannot be reported: %s", e)
