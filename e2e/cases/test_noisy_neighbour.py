@@ -50,7 +50,9 @@ def test_a_neighbour_that_writes_ten_times_its_quota_evicts_only_its_own(
     noisy.order("traffic", depth=0)
     hits = sum(r["hits"] for r in rounds)
     print(f"{len(rounds)} rounds, {hits} of {mine * len(rounds)} hits; neighbour: {noisy.report()['counts']}")
-    local = quiet.get(FIRST, mine)["outcome"].get("local", 0)
-    assert local == mine, "blocks of the quiet namespace were evicted for another's"
+    # an evicted block stays on the shared tier; one that was late is local the next time
+    until(
+        "no block of the quiet namespace was evicted", lambda: quiet.get(FIRST, mine)["outcome"] == {"local": mine}, 30
+    )
     # what was missed meanwhile was late or turned away, never lost: at most 2 of 100
     assert hits >= 0.98 * mine * len(rounds)
