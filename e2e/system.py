@@ -147,6 +147,13 @@ def on_node(node: str, *command: str, check: bool = True) -> str:
     return done.stdout
 
 
+def network_enforces_policies() -> bool:
+    """Whether the nodes are those of this repository, whose pod network enforces NetworkPolicies."""
+    inspect = ["docker", "inspect", "-f", "{{.Config.Image}}", workers()[0]]
+    done = subprocess.run(inspect, check=True, capture_output=True, text=True, timeout=30)
+    return done.stdout.strip().startswith("kvpool-local/")
+
+
 def processes(node: str, *words: str) -> list[int]:
     """Numbers of the processes on a node whose command line holds all the words."""
     script = 'for d in /proc/[0-9]*; do printf "%s " "${d#/proc/}"; tr "\\0" " " <"$d/cmdline" 2>/dev/null; echo; done'

@@ -144,7 +144,7 @@ def test_a_gateway_releases_a_session_by_its_name_or_its_hashes(pair: Cluster):
         assert post(node, pair, {**body, "action": "retain", "seconds": 60})[0] == 202
         assert post(node, pair, {**body, "action": "release"}) == (202, {"blocks": 4, "outcome": "accepted"})
         assert post(node, pair, {**body, "tenant": "other", "action": "release"})[1]["outcome"] == "no-blocks"
-        unknown = {"tenant": "team", "session": "nobody", "action": "prefetch"}
+        unknown = {"tenant": "team", "session": "unknown", "action": "prefetch"}
         assert post(node, pair, unknown) == (202, {"blocks": 0, "outcome": "unknown-session"})
     finally:
         client.close()

@@ -30,7 +30,9 @@ SOURCES = Path(__file__).parent
 @pytest.fixture(scope="module")
 def engines(cluster: Cluster, start_engine: Callable[..., Engine]) -> dict[str, Engine]:
     if GPU_PYTHON:
-        pytest.skip("these kinds were chosen for vLLM's CPU backend")
+        pytest.skip(
+            "these sizes and types are those that vLLM's CPU backend has; `make test-gpu` runs the tests for GPUs"
+        )
     return {name: start_engine("", model=None) for name in "ab"}
 
 

@@ -1,4 +1,4 @@
-"""Faults by name: what breaks, and what mends it. For tests with traffic."""
+"""Faults by name: what breaks, and how it recovers. For tests with traffic."""
 
 from __future__ import annotations
 

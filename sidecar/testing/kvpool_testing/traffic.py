@@ -121,7 +121,7 @@ class Traffic:
         with mmap.mmap(-1, self._mix.block_bytes) as memory, memoryview(memory) as view:
             while not self._stopped.is_set() and place < self._wanted:
                 hit = self._one(rng, view)
-                _free(view)  # so many buffers at once would not fit: keep none
+                _free(view)  # the buffers of all threads would not fit in memory
                 pause = self._mix.pause_s if hit else self._mix.prefill_s
                 if pause:
                     self._stopped.wait(pause * rng.random())

@@ -7,10 +7,7 @@ number of blocks.
 
 from __future__ import annotations
 
-import hmac
 import itertools
-import json
-import re
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,6 +15,7 @@ from kvpool.errors import ProtocolError
 from kvpool.protocol import keys
 from kvpool.protocol.block import MAX_ENGINE_HASH
 from kvpool.protocol.wire import MAX_LOOKUP
+from kvpool_sidecar.system.json_requests import MAX_BODY, MAX_PART, decode_request, is_bearer, read_hex, read_tenant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,12 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_BODY", "PrefixApi", "PrefixQuery", "parse_query"]
 
-MAX_BODY = 512 << 10
 _TIMEOUT_S = 1.0
 _WINDOW = 64
-_MAX_PART = 1024  # bytes in a request; larger than a block header holds, for engines without block names there
 _FIRST_GROUP = bytes(4)  # the part of vLLM's first cache group
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 class PrefixQuery(NamedTuple):
@@ -48,33 +43,16 @@ class PrefixQuery(NamedTuple):
 
 def parse_query(body: bytes) -> PrefixQuery:
     """Decode a request. ProtocolError if it is invalid."""
-    try:
-        value = json.loads(body) if len(body) <= MAX_BODY else None
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise ProtocolError("the body is a JSON object of at most 512 KiB")
-    tenant, hashes = value.get("tenant"), value.get("hashes")
-    if not isinstance(tenant, str) or not _NAME.fullmatch(tenant):
-        raise ProtocolError("tenant is the name of a namespace")
+    value = decode_request(body)
+    tenant, hashes = read_tenant(value.get("tenant")), value.get("hashes")
     if not isinstance(hashes, list) or not 0 < len(hashes) <= MAX_LOOKUP:
         raise ProtocolError(f"hashes is a list of 1 to {MAX_LOOKUP} block hashes in hex")
     return PrefixQuery(
         tenant,
-        _hex(value.get("fingerprint"), "fingerprint", keys.FINGERPRINT_BYTES, keys.FINGERPRINT_BYTES),
-        [_hex(one, "each of hashes", 1, MAX_ENGINE_HASH) for one in hashes],
-        _hex(value.get("part", _FIRST_GROUP.hex()), "part", 0, _MAX_PART),
+        read_hex(value.get("fingerprint"), "fingerprint", keys.FINGERPRINT_BYTES, keys.FINGERPRINT_BYTES),
+        [read_hex(one, "each of hashes", 1, MAX_ENGINE_HASH) for one in hashes],
+        read_hex(value.get("part", _FIRST_GROUP.hex()), "part", 0, MAX_PART),
     )
-
-
-def _hex(text: object, what: str, least: int, most: int) -> bytes:
-    try:
-        data = bytes.fromhex(text) if isinstance(text, str) and len(text) <= 2 * most else None
-    except ValueError:
-        data = None
-    if data is None or not least <= len(data) <= most:
-        raise ProtocolError(f"{what} is {least} to {most} bytes in hex")
-    return data
 
 
 class PrefixApiSettings(NamedTuple):
@@ -98,7 +76,7 @@ class PrefixApi:
         tenants_of: Callable[[str], Sequence[str]] = lambda namespace: (namespace,),
     ) -> None:
         self._tenants_of = tenants_of
-        self._token = settings.token.encode()
+        self._token = settings.token
         self._secret = settings.secret
         self._node = settings.node
         self._local = local
@@ -108,8 +86,7 @@ class PrefixApi:
 
     def is_authorized(self, authorization: str) -> bool:
         """Return whether the token is valid, in constant time."""
-        scheme, _, shown = authorization.partition(" ")
-        ok = scheme.lower() == "bearer" and hmac.compare_digest(shown.strip().encode(), self._token)
+        ok = is_bearer(authorization, self._token)
         if not ok:
             self._stats.add("prefix_queries", "refused")
         return ok

@@ -6,15 +6,13 @@ token is the pool's token for hints: a router that may query prefixes need not b
 
 from __future__ import annotations
 
-import hmac
-import json
-import re
 from typing import TYPE_CHECKING, Any, Final
 
 from kvpool.errors import ProtocolError
 from kvpool.protocol import keys
 from kvpool.protocol.hint import MAX_HINT_BLOCKS, MAX_SECONDS, MAX_SESSION, Hint, HintKind, session_digest, session_tag
 from kvpool_sidecar.replication.session_hints import HintOutcome
+from kvpool_sidecar.system.json_requests import MAX_BODY, MAX_PART, decode_request, is_bearer, read_hex, read_tenant
 from kvpool_sidecar.tenancy.identity import Tenant
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_BODY", "HintApi", "parse_hint"]
 
-MAX_BODY = 512 << 10
 ACTIONS: Final[Mapping[str, HintKind]] = {
     "release": HintKind.ENDED,
     "retain": HintKind.KEEP,
@@ -35,8 +32,6 @@ ACTIONS: Final[Mapping[str, HintKind]] = {
 _FAMILY = "hint_requests"
 _MAX_HASH = 64
 _FIRST_GROUP = bytes(4)  # the part of vLLM's first cache group
-_MAX_PART = 1024
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _STATUS = {HintOutcome.OFF: 404, HintOutcome.LIMITED: 429}
 
 
@@ -51,15 +46,8 @@ class ParsedHint:
 
 def parse_hint(body: bytes) -> ParsedHint:
     """Decode a request. ProtocolError if it is invalid."""
-    try:
-        value = json.loads(body) if len(body) <= MAX_BODY else None
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise ProtocolError("the body is a JSON object of at most 512 KiB")
-    tenant, action, session = value.get("tenant"), value.get("action"), value.get("session")
-    if not isinstance(tenant, str) or not _NAME.fullmatch(tenant):
-        raise ProtocolError("tenant is the name of a namespace")
+    value = decode_request(body)
+    tenant, action, session = read_tenant(value.get("tenant")), value.get("action"), value.get("session")
     if not isinstance(action, str) or action not in ACTIONS:
         raise ProtocolError(f"action is one of {', '.join(ACTIONS)}")
     seconds = value.get("seconds", 0)
@@ -80,19 +68,9 @@ def _block_ids(value: dict[str, Any]) -> tuple[bytes, ...]:
         raise ProtocolError(f"hashes is a list of at most {MAX_HINT_BLOCKS} block hashes in hex")
     if not hashes:
         return ()
-    fingerprint = _hex(value.get("fingerprint"), "fingerprint", keys.FINGERPRINT_BYTES, keys.FINGERPRINT_BYTES)
-    part = _hex(value.get("part", _FIRST_GROUP.hex()), "part", 0, _MAX_PART)
-    return tuple(keys.block_id(fingerprint, _hex(one, "each of hashes", 1, _MAX_HASH), part) for one in hashes)
-
-
-def _hex(text: object, what: str, least: int, most: int) -> bytes:
-    try:
-        data = bytes.fromhex(text) if isinstance(text, str) and len(text) <= 2 * most else None
-    except ValueError:
-        data = None
-    if data is None or not least <= len(data) <= most:
-        raise ProtocolError(f"{what} is {least} to {most} bytes in hex")
-    return data
+    fingerprint = read_hex(value.get("fingerprint"), "fingerprint", keys.FINGERPRINT_BYTES, keys.FINGERPRINT_BYTES)
+    part = read_hex(value.get("part", _FIRST_GROUP.hex()), "part", 0, MAX_PART)
+    return tuple(keys.block_id(fingerprint, read_hex(one, "each of hashes", 1, _MAX_HASH), part) for one in hashes)
 
 
 class HintApi:
@@ -115,8 +93,7 @@ class HintApi:
 
     def is_authorized(self, authorization: str) -> bool:
         """Return whether the token is valid, in constant time."""
-        scheme, _, shown = authorization.partition(" ")
-        ok = scheme.lower() == "bearer" and hmac.compare_digest(shown.strip().encode(), self._token().encode())
+        ok = is_bearer(authorization, self._token())
         if not ok:
             self._stats.add(_FAMILY, "refused")
         return ok

@@ -14,9 +14,10 @@ from kvpool.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["client_config"]
+__all__ = ["client_config", "read_object"]
 
 _log = logging.getLogger("kvpool")
+_MAX_TEXT = 65_536
 
 
 def client_config(overrides: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> ClientConfig:
@@ -45,3 +46,12 @@ def client_config(overrides: Mapping[str, Any], environment: Mapping[str, str] =
         except (ConfigError, TypeError) as e:
             _log.error("kvpool: settings %s are ignored: %s", sorted(mine), e)
     return ClientConfig()
+
+
+def read_object(text: str) -> dict[str, Any] | None:
+    """Return the JSON object of an environment variable; None if it is none, or longer than 64 KiB."""
+    try:
+        value = json.loads(text) if len(text) <= _MAX_TEXT else None
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

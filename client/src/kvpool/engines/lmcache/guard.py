@@ -14,6 +14,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
+from kvpool.engines.common.settings import read_object
 from kvpool.engines.common.without_pool import report_without_pool
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ ADAPTER: Final[dict[str, Any]] = {
 }
 """Keys that the variable leaves out. As in LMCache's --l2-adapter."""
 _MODULES: Final = ("kvpool.engines.lmcache_mp", "kvpool.engines.lmcache.l2_adapter")
-_MAX_TEXT: Final = 65_536
 _POLICY_FLAG: Final = "--l2-prefetch-policy"
 
 
@@ -62,11 +62,8 @@ def guard(module: Any, text: str) -> None:
 
 def read_adapter(text: str) -> dict[str, Any] | None:
     """Return the adapter of the variable over the defaults; None if it is not valid."""
-    try:
-        given = json.loads(text) if len(text) <= _MAX_TEXT else None
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(given, dict):
+    given = read_object(text)
+    if given is None:
         return None
     adapter = {**ADAPTER, **given}
     fits = adapter["type"] == "plugin" and adapter["module_path"] in _MODULES and "serde" not in adapter

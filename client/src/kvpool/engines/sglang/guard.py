@@ -15,6 +15,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
+from kvpool.engines.common.settings import read_object
 from kvpool.engines.common.without_pool import report_without_pool
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ DEFAULTS: Final[dict[str, Any]] = {
 DEVICES: Final = {"cuda"}
 """Devices (ROCm's is `cuda` too) between which and host memory SGLang copies pages."""
 _OTHERS: Final = ("enable_lmcache", "enable_unified_cache_external_linker")
-_MAX_TEXT: Final = 65_536
 SPARE_BYTES: Final = 6 << 30
 """Host memory that the processes of one rank take until SGLang sizes its host pools."""
 
@@ -112,11 +112,8 @@ def _resolve(record: Any, original: Callable[[Any], None], text: str) -> None:
 
 def read_settings(text: str) -> dict[str, Any] | None:
     """Return the settings of the variable over the defaults; None if it is not valid."""
-    try:
-        given = json.loads(text) if len(text) <= _MAX_TEXT else None
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(given, dict):
+    given = read_object(text)
+    if given is None:
         return None
     settings = {**DEFAULTS, **given}
     fits = all(name in DEFAULTS and isinstance(value, type(DEFAULTS[name])) for name, value in settings.items())
