@@ -21,6 +21,8 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import redis
+
 from kvpool import config
 
 if TYPE_CHECKING:
@@ -149,6 +151,14 @@ class Nodes:
         with self.network.inside(node), urllib.request.urlopen(url, timeout=5) as answer:
             found: dict[str, Any] = json.loads(answer.read(1 << 20))
         return found
+
+    def index_client(self) -> redis.Redis:
+        """A connection to the index, from where node b lives."""
+        password = (self.directory / "secret" / "index-password").read_text()
+        client = redis.Redis(self.network.a, self._ports["index"], username="kvpool", password=password, protocol=2)
+        with self.network.inside("b"):
+            client.ping()
+        return client
 
     def pids(self) -> list[int]:
         return [process.pid for process in self.processes.values()]
