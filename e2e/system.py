@@ -77,6 +77,23 @@ def change(name: str = POOL, *, cleanup: str) -> None:
     kubectl("-n", SYSTEM, "patch", "kvp", name, "--type=merge", "-p", patch)
 
 
+def run_operation(operation: str, name: str = POOL, **action: Any) -> None:
+    """Run one KVCacheOperation on the pool; return when it succeeded."""
+    made = {
+        "apiVersion": "kvpool.dev/v1alpha1",
+        "kind": "KVCacheOperation",
+        "metadata": {"name": operation, "namespace": SYSTEM},
+        "spec": {"poolRef": {"name": name}, **action},
+    }
+    kubectl("apply", "-f", "-", stdin=json.dumps(made))
+    until(
+        f"{operation} succeeded",
+        lambda: get("kvcacheoperation", operation, "-n", SYSTEM)["status"]["phase"] == "Succeeded",
+        120,
+    )
+    kubectl("-n", SYSTEM, "delete", "kvcacheoperation", operation)
+
+
 def delete_pool(name: str = POOL, namespace: str = SYSTEM) -> None:
     kubectl("-n", namespace, "delete", "kvp", name, "--ignore-not-found", "--wait=true", "--timeout=150s", timeout=170)
 
