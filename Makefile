@@ -27,15 +27,15 @@ BASE_PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 help: ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  make %-12s %s\n",$$1,$$2}'
 
-setup: $(VENV)/.ready ## make .venv with the three distributions and the development tools (about 1 minute)
+setup: $(VENV)/.ready ## make .venv with the four distributions and the development tools (about 1 minute)
 
-$(VENV)/.ready: requirements/dev.txt requirements/rdma.txt client/pyproject.toml sidecar/pyproject.toml operator/pyproject.toml
+$(VENV)/.ready: requirements/dev.txt requirements/rdma.txt client/pyproject.toml sidecar/pyproject.toml operator/pyproject.toml cli/pyproject.toml
 	@[ -n "$(BASE_PYTHON)" ] || { echo "KVPool needs Python 3.11, 3.12 or 3.13 on PATH (set BASE_PYTHON=/path/to/python3.x)"; exit 2; }
 	@echo "setup: making $(VENV) with $(BASE_PYTHON)"
 	@[ -x $(PY) ] || $(BASE_PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r requirements/dev.txt
 	$(PY) -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r requirements/rdma.txt
-	$(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e client -e sidecar -e operator
+	$(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e client -e sidecar -e operator -e cli
 	@touch $@
 
 gen: setup ## regenerate crds/, schemas and API docs from the models
@@ -56,6 +56,7 @@ check: setup ## lint, types, import rules, freshness of generated files
 	$(VENV)/bin/mypy sidecar/src
 	$(VENV)/bin/mypy sidecar/testing
 	$(VENV)/bin/mypy operator/src
+	$(VENV)/bin/mypy cli/src
 	$(VENV)/bin/mypy -p bench
 	MYPYPATH=examples/demo PYTHONPATH=examples/demo $(VENV)/bin/mypy -p kvpool_demo
 	$(VENV)/bin/mypy e2e/engine/*.py

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvpool_cli.parser import build_parser as kvpool_parser
 from kvpool_operator import settings as operator_settings
 from kvpool_operator.webhook import explain
 from kvpool_operator.webhook import settings as webhook_settings
@@ -29,6 +30,10 @@ The operator and the sidecar image each contain one program.
 The chart and the operator set the flags, so on a cluster you never type them.
 A flag of `kvpool-operator` takes its default from an environment variable with the same name.
 For example, `--resync-period` is `KVPOOL_RESYNC_PERIOD`.
+
+`kvpool` is the program of the wheel `kvpool-cli`, which kubectl also runs as `kubectl kvpool`.
+Its exit codes are 0 for success, 1 for findings or a negative verdict, and 2 for wrong usage.
+They are 3 if the cluster cannot be reached, and 130 after an interruption.
 """
 _ENVIRONMENT = re.compile(r"\s*\((KVPOOL_[A-Z_]+); default: .*\)$", re.DOTALL)
 
@@ -38,10 +43,16 @@ def programs() -> Iterator[tuple[str, argparse.ArgumentParser]]:
     yield "kvpool-operator run", operator_settings.build_parser({})
     yield "kvpool-operator webhook", webhook_settings.build_parser({})
     yield "kvpool-operator explain-injection", explain.build_parser()
-    for action in sidecar_cli.parser()._actions:  # argparse has no public list of its arguments
+    yield from _subcommands("kvpool-sidecar", sidecar_cli.parser())
+    yield from _subcommands("kvpool", kvpool_parser())
+
+
+def _subcommands(program: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    for action in parser._actions:  # argparse has no public list of its arguments
         if isinstance(action, argparse._SubParsersAction):
-            for name, parser in action.choices.items():
-                yield f"kvpool-sidecar {name}", parser
+            for name, below in action.choices.items():
+                yield f"{program} {name}", below
+                yield from _subcommands(f"{program} {name}", below)
 
 
 def flags(parser: argparse.ArgumentParser) -> list[tuple[str, str, str]]:

@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
-WHEELS = ("operator/src/kvpool_operator", "sidecar/src/kvpool_sidecar", "client/src/kvpool")
+WHEELS = ("operator/src/kvpool_operator", "sidecar/src/kvpool_sidecar", "client/src/kvpool", "cli/src/kvpool_cli")
 TESTS = (
     "operator/tests",
     "sidecar/tests",
     "sidecar/tests_nodes",
     "client/tests",
     "client/tests_engine",
+    "cli/tests",
     "tests",
     "e2e",
 )

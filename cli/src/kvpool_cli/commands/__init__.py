@@ -1,0 +1,1 @@
+"""One module for each command; `kvpool_cli/__init__.py` describes what it defines."""

@@ -1,0 +1,85 @@
+"""The cluster, read through the user's own kubectl: its credentials, contexts and proxies."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from kvpool_cli.errors import NotFoundError, UnreachableError, UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+TIMEOUT_S = 20.0
+MAX_BYTES = 256 * 2**20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that select a cluster and a namespace."""
+    group = parser.add_argument_group("cluster")
+    group.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: the current one)")
+    group.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig file (default: as kubectl)")
+    group.add_argument("-n", "--namespace", metavar="NAME", help="namespace (default: that of the context)")
+
+
+class Kubectl:
+    """Requests to one cluster. Stateless, and safe to share between threads."""
+
+    def __init__(self, options: tuple[str, ...] = (), program: str = "kubectl") -> None:
+        self._command = (program, *options)
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Kubectl:
+        """Return the cluster of `--context`, `--kubeconfig` and `-n`."""
+        options = [("--context", args.context), ("--kubeconfig", args.kubeconfig), ("--namespace", args.namespace)]
+        return cls(tuple(f"{name}={value}" for name, value in options if value))
+
+    def get(self, kind: str, name: str = "", namespace: str = "", *, everywhere: bool = False) -> dict[str, Any]:
+        """Return one object, or the List of all of a kind. Raises NotFoundError and UnreachableError."""
+        command = ["get", kind, *([name] if name else []), "--output=json"]
+        command += [f"--namespace={namespace}"] if namespace else []
+        command += ["--all-namespaces"] if everywhere else []
+        return self._object(self.run(*command), f"kubectl get {kind}")
+
+    def raw(self, path: str) -> dict[str, Any]:
+        """Return the JSON object of an API path, for example a Service's proxy."""
+        return self._object(self.run("get", f"--raw={path}"), f"kubectl get --raw {path}")
+
+    def run(self, *arguments: str) -> bytes:
+        """Return what kubectl prints. Raises NotFoundError, UnreachableError, and UsageError without a kubectl."""
+        command = [*self._command, f"--request-timeout={TIMEOUT_S:.0f}s", *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=2 * TIMEOUT_S, check=False)  # noqa: S603
+        except FileNotFoundError as e:
+            raise UsageError(
+                f"{self._command[0]} is not on PATH: install it, or use a command that needs no cluster"
+            ) from e
+        except subprocess.TimeoutExpired as e:
+            raise UnreachableError(f"the cluster did not answer in {2 * TIMEOUT_S:.0f} s") from e
+        if done.returncode == 0:
+            return done.stdout[: MAX_BYTES + 1]
+        reason = done.stderr.decode(errors="replace").strip()
+        last = reason.splitlines()[-1] if reason else f"kubectl ended with {done.returncode}"
+        # kubectl has one exit status for everything: the code of the API's Status is only in its text
+        raise NotFoundError(last) if "(NotFound)" in last else UnreachableError(last)
+
+    @staticmethod
+    def _object(text: bytes, what: str) -> dict[str, Any]:
+        if len(text) > MAX_BYTES:
+            raise UnreachableError(f"{what} answered with more than {MAX_BYTES // 2**20} MiB")
+        try:
+            found = json.loads(text)
+        except ValueError as e:
+            raise UnreachableError(f"{what} did not answer with JSON") from e
+        if not isinstance(found, dict):
+            raise UnreachableError(f"{what} did not answer with an object")
+        return found
+
+
+def pool_name(text: str, default_namespace: str = "") -> tuple[str, str]:
+    """Return namespace and name of `NAME` or `NAMESPACE/NAME`; an empty namespace is that of the context."""
+    namespace, mark, name = text.rpartition("/")
+    if not name or (mark and not namespace) or "/" in namespace:
+        raise UsageError(f"{text!r} is not NAME or NAMESPACE/NAME")
+    return namespace or default_namespace, name
