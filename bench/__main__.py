@@ -24,6 +24,8 @@ _PARTS = {
     "plain",
     "rolling_client",
     "soak",
+    "trace_file",
+    "trace_replay",
 }
 
 

@@ -115,7 +115,7 @@ def _one(job: tuple[str, float, int, int]) -> tuple[float, float]:
     if mode == "optimum":
         return optimum(_requests, capacity), 0.0
     if mode == "LRU":
-        return replay(_requests, "LRU", capacity)[0], 0.0
+        return replay(_requests, "LRU", capacity).percent, 0.0
     return replay_hints(_requests, _turns, hints(_turns, mode, wrong, seed), capacity)
 
 

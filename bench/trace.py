@@ -1,11 +1,10 @@
 """`python -m bench trace`: how many tokens of a real day's prompts each order of eviction saves, by capacity.
 
-The tables are those that the sidecar uses (kvpool_sidecar.eviction), one for one drive. Each request looks its blocks
-up
-in order; the blocks before the first miss are hits; then all are there. `optimum` knows the future: it keeps what is
-used soonest, and does not keep what is used never (Belady 1966, with bypass). The blocks before a block are used
-whenever it is, so they are used no later; with ties broken for the beginning the optimum keeps no block without its
-prefix: no order can have more hits, even though only a prefix counts. (Exact in blocks.)
+The tables are those that the sidecar uses (kvpool_sidecar.eviction), for a node with --drives. Each request looks its
+blocks up in order; the blocks before the first miss are hits; then all are there. `optimum` knows the future: it keeps
+what is used soonest, and does not keep what is used never (Belady 1966, with bypass), on one drive. The blocks before a
+block are used whenever it is, so they are used no later; with ties broken for the beginning the optimum keeps no block
+without its prefix: no order can have more hits, even though only a prefix counts. (Exact in blocks.)
 
 Trace: JSON lines of Mooncake's form (FAST25-release; `timestamp` ms, `input_length`, `hash_ids` of 512 tokens), by
 --trace or KVPOOL_TRACE, else ../shared/traces/conversation_trace.jsonl. Where there is none, one is made with the same
@@ -15,7 +14,6 @@ statistics. Prints tables; writes out/bench/trace.json and trace.png.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import heapq
 import json
 import os
@@ -25,31 +23,20 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
+from bench.trace_file import BLOCK, Request, TraceError, key_of, read
+from bench.trace_replay import Arrangement, optimum, replay
 from kvpool_sidecar.eviction import POLICIES, Entry, create_policy
 
-BLOCK = 512  # tokens
+__all__ = ["BLOCK", "NEAR", "Request", "facts", "main", "make", "optimum", "read", "replay"]
+
 CAPACITIES = (1_000, 2_000, 3_000, 5_000, 8_000, 10_000, 20_000, 30_000, 50_000)  # blocks: 0.5 M to 25.6 M tokens
 DEFAULT = "PrefixAware"
+TOLERANCE = 0.2  # percentage points that the default may be below LRU
 NEAR = Path(__file__).resolve().parents[2] / "shared/traces/conversation_trace.jsonl"
 PUBLISHED = {"requests": 12_031, "mean_input": 12_035, "unique_blocks": 182_790, "most_percent": 37.4}
+_MAX_DRIVES = 64
 _SPAN_S = 3537.0
-
-
-class Request(NamedTuple):
-    tokens: int
-    keys: list[bytes]
-    at: float = 0.0  # seconds
-
-
-def read(path: Path) -> list[Request]:
-    """A trace in Mooncake's form."""
-    with path.open() as lines:
-        return [
-            Request(r["input_length"], [_key(n) for n in r["hash_ids"]], r["timestamp"] / 1e3)
-            for r in map(json.loads, lines)
-        ]
 
 
 def make(seed: int = 1) -> list[Request]:
@@ -64,7 +51,7 @@ def make(seed: int = 1) -> list[Request]:
         new = min(max(1, round(rng.lognormvariate(2.35, 1.22) if turn == 0 else rng.lognormvariate(1.05, 1.3))), 240)
         ids = before + list(range(fresh, fresh + new))
         fresh += new
-        requests.append(Request(len(ids) * BLOCK - rng.randrange(BLOCK), [_key(n) for n in ids], when))
+        requests.append(Request(len(ids) * BLOCK - rng.randrange(BLOCK), [key_of(n) for n in ids], when))
         again = when + rng.lognormvariate(4.98, 1.0)
         if rng.random() < goes_on[min(turn, 4)] * 1.12 and again < _SPAN_S:
             number += 1
@@ -73,63 +60,9 @@ def make(seed: int = 1) -> list[Request]:
     return requests
 
 
-def _key(number: int) -> bytes:
-    return hashlib.blake2b(number.to_bytes(8, "little"), digest_size=32).digest()
-
-
-def replay(requests: list[Request], policy: str, capacity: int) -> tuple[float, float]:
-    """Token hit rate, and nanoseconds per access in the table (lookups, uses, stores and evictions)."""
-    table = create_policy(policy, capacity * BLOCK)
-    entry = Entry(BLOCK, BLOCK, 0.0)
-    hits = accesses = spent = 0
-    for tokens, keys, _ in requests:
-        began = time.perf_counter_ns()
-        found = 0
-        for key in keys:
-            if key not in table:
-                break
-            found += 1
-        table.observe_sequence(keys)
-        for key in keys:
-            if not table.touch(key, 0.0) and key not in table:
-                table.add(key, entry)
-        if len(table) > capacity:
-            table.pop_victims(0, len(keys), at_least=len(table) - capacity)
-        spent += time.perf_counter_ns() - began
-        hits += min(found * BLOCK, tokens)
-        accesses += len(keys)
-    return 100 * hits / sum(r.tokens for r in requests), spent / accesses
-
-
-def optimum(requests: list[Request], capacity: int) -> float:
-    """Token hit rate of whoever knows the future."""
-    never = len(requests)
-    upcoming: dict[bytes, int] = {}
-    following: list[list[int]] = []
-    for n in reversed(range(len(requests))):
-        keys = requests[n].keys
-        following.append([upcoming.get(key, never) for key in keys])
-        upcoming.update(dict.fromkeys(keys, n))
-    following.reverse()
-    kept: dict[bytes, int] = {}
-    heap: list[tuple[int, int, bytes]] = []
-    hits = 0
-    for (tokens, keys, _), then in zip(requests, following, strict=True):
-        found = next((n for n, key in enumerate(keys) if key not in kept), len(keys))
-        hits += min(found * BLOCK, tokens)
-        for depth, (key, use) in enumerate(zip(keys, then, strict=True)):
-            kept[key] = use
-            heapq.heappush(heap, (-use, -depth, key))
-        while len(kept) > capacity:
-            use, _, key = heapq.heappop(heap)
-            if kept.get(key) == -use:
-                del kept[key]
-    return 100 * hits / sum(r.tokens for r in requests)
-
-
 def touch_costs(rounds: int = 9, count: int = 20_000) -> dict[str, float]:
     """Nanoseconds for one use of a block that is there, as a read pays it. Policies take turns; best round."""
-    keys = [_key(n) for n in range(count)]
+    keys = [key_of(n) for n in range(count)]
     tables = {policy: create_policy(policy, count * BLOCK) for policy in POLICIES}
     for table in tables.values():
         for key in keys:
@@ -163,21 +96,22 @@ def facts(requests: list[Request]) -> dict[str, float]:
 
 
 _requests: list[Request] = []
+_arrangement: list[Arrangement] = []
 
 
-def _start(path: str, seed: int) -> None:
+def _start(path: str, seed: int, arrangement: Arrangement) -> None:
     _requests[:] = read(Path(path)) if path else make(seed)
+    _arrangement[:] = [arrangement]
 
 
 def _one(job: tuple[str, int]) -> tuple[str, int, float, float]:
     policy, capacity = job
     if policy == "optimum":
         return policy, capacity, optimum(_requests, capacity), 0.0
-    return policy, capacity, *replay(_requests, policy, capacity)
+    return policy, capacity, *replay(_requests, policy, capacity, _arrangement[0])
 
 
-def main(argv: list[str]) -> int:
-    """Measure; 1 if the default is behind LRU at a capacity."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="bench trace", description=__doc__.split("\n", 1)[0])
     parser.add_argument(
         "--trace", default=os.environ.get("KVPOOL_TRACE", ""), help="trace file (JSON lines); default: see above"
@@ -187,25 +121,64 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--capacities", type=int, nargs="+", default=CAPACITIES, help="cache capacities in blocks of 512 tokens"
     )
+    parser.add_argument("--drives", type=int, default=1, help="drives of equal size that share the capacity")
+    parser.add_argument(
+        "--watermarks", type=int, nargs=2, default=(100, 100), metavar=("HIGH", "LOW"),
+        help="percent of the capacity: eviction begins above HIGH and goes on down to LOW",
+    )  # fmt: skip
+    parser.add_argument(
+        "--uses-late", type=float, default=0.0, metavar="SECONDS", help="uses reach the tables this much later"
+    )
+    parser.add_argument(
+        "--untaught", action="store_true", help="lookups do not tell the order of blocks, as after a restart"
+    )
     parser.add_argument("--processes", type=int, default=min(4, os.cpu_count() or 1))
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    return parser
+
+
+def _arranged(options: argparse.Namespace, parser: argparse.ArgumentParser) -> Arrangement:
+    high, low = options.watermarks
+    if not 0 < low <= high <= 100:
+        parser.error("--watermarks: percentages, HIGH at least LOW")
+    if not 1 <= options.drives <= _MAX_DRIVES:
+        parser.error(f"--drives: 1 to {_MAX_DRIVES}")
+    if min(options.capacities) < options.drives:
+        parser.error("--capacities: at least one block for each drive")
+    if not 0 <= options.uses_late < 86_400:
+        parser.error("--uses-late: 0 seconds to a day")
+    return Arrangement(options.drives, high, low, options.uses_late, not options.untaught)
+
+
+def main(argv: list[str]) -> int:
+    """Measure; 1 if the default is more than TOLERANCE below LRU at a capacity, 2 if the trace cannot be read."""
+    parser = _parser()
     options = parser.parse_args(argv)
+    arrangement = _arranged(options, parser)
     path = "" if options.synthetic else options.trace or (str(NEAR) if NEAR.exists() else "")
-    _start(path, options.seed)
+    try:
+        _start(path, options.seed, arrangement)
+    except TraceError as e:
+        print(f"bench trace: {e}", file=sys.stderr)
+        return 2
+    name = Path(path).stem if path else f"generated-{options.seed}"
     there = facts(_requests)
     print(
-        f"trace: {'given' if path else 'made'}; "
+        f"trace: {name}, {arrangement.drives} drives; "
         + ", ".join(f"{k} {v} (published {PUBLISHED[k]})" for k, v in there.items())
     )
     jobs = [(policy, capacity) for capacity in options.capacities for policy in (*POLICIES, "optimum")]
     began = time.monotonic()
-    with ProcessPoolExecutor(options.processes, initializer=_start, initargs=(path, options.seed)) as pool:
+    with ProcessPoolExecutor(options.processes, initializer=_start, initargs=(path, options.seed, arrangement)) as pool:
         done = {(policy, capacity): (rate, ns) for policy, capacity, rate, ns in pool.map(_one, jobs)}
     rows = [
         {
+            "trace": name,
+            "drives": arrangement.drives,
             "policy": policy,
             "capacity_blocks": capacity,
             "capacity_tokens": capacity * BLOCK,
+            "hit_rate": round(done[policy, capacity][0] / 100, 5),
             "token_hit_percent": round(done[policy, capacity][0], 3),
             "gap_closed": _closed(done, policy, capacity),
             "table_ns_per_access": round(done[policy, capacity][1]),
@@ -214,9 +187,10 @@ def main(argv: list[str]) -> int:
     ]
     costs = touch_costs()
     touch = {p: {"ns": round(ns), "ratio_to_lru": round(ns / costs["LRU"], 2)} for p, ns in costs.items()}
-    behind = [c for c in options.capacities if done[DEFAULT, c][0] < done["LRU", c][0]]
+    behind = [c for c in options.capacities if done[DEFAULT, c][0] < done["LRU", c][0] - TOLERANCE]
     report = {
-        "trace": "given" if path else "made",
+        "trace": name,
+        "arrangement": arrangement._asdict(),
         "statistics": there,
         "published": PUBLISHED,
         "default": DEFAULT,
