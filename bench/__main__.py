@@ -15,6 +15,7 @@ _DEFAULT = "data"
 # what the measurements share
 _PARTS = {
     "__main__",
+    "folios",
     "foreign",
     "kv_of_engine",
     "measure",
