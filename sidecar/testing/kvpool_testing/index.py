@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool_sidecar.index.base import Index, NodeInfo
-from kvpool_sidecar.index.record import Record
+from kvpool_sidecar.index.record import MAX_RECORDS, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -123,6 +123,18 @@ class IndexContract:
         assert len(index.locate([key(2)])[0]) == 2
         index.withdraw(2, [key(0)])
         assert index.locate([key(0)]) == [()]
+
+    def test_an_entry_has_few_holders_and_one_withdrawal_takes_out_one(self, index: Index) -> None:
+        for _ in range(3):
+            for node in range(1, 101):
+                index.announce([(key(0), Record(node, 1000, 7))])
+        holders = {r.node for r in index.locate([key(0)])[0]}
+        assert len(holders) == MAX_RECORDS
+        gone = holders.pop()
+        index.withdraw(gone, [key(0)])
+        assert {r.node for r in index.locate([key(0)])[0]} == holders
+        index.announce([(key(0), Record(4711, 1000, 7))])
+        assert {r.node for r in index.locate([key(0)])[0]} == holders | {4711}
 
     def test_nothing_asked_is_nothing_answered(self, index: Index) -> None:
         index.announce([])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import os
+import threading
 import time
 from types import SimpleNamespace
 
@@ -137,17 +139,22 @@ def test_what_happens_while_the_index_is_away_is_told_later(index, store, announ
     wait_for(lambda: found(index, 1, 2) == [False, True], "told")
 
 
-def test_a_queue_that_overflows_is_replaced_by_announcing_everything(index, store, announcer, monkeypatch):
-    monkeypatch.setattr("kvpool_sidecar.index.registration._MAX_QUEUED", 10)
+def test_a_journal_that_overflows_keeps_its_changes_and_the_rest_is_found_by_comparing(
+    index, store, announcer, monkeypatch
+):
+    monkeypatch.setattr("kvpool_sidecar.index.announcer._MAX_JOURNAL", 10)
+    put(store, 100)
     one = announcer()
-    wait_for(lambda: one.status().connected, "connected")
+    wait_for(lambda: one.status().announced == 1, "announced")
     index.away = True
     for n in range(30):
         put(store, n)
         one.announce(key(n), 20_000)
-    assert len(one._queue) <= 11
+    assert len(one._announcer._journal) == 10
+    index.batches.clear()
     index.away = False
     wait_for(lambda: found(index, *range(30)) == [True] * 30, "all announced")
+    assert index.batches[0] == 10  # the journal comes first
 
 
 def test_what_was_not_told_while_all_was_announced_is_told_later(index, store, announcer):
@@ -157,13 +164,43 @@ def test_what_was_not_told_while_all_was_announced_is_told_later(index, store, a
     one = announcer(keys_per_s=25600)
     wait_for(lambda: found(index, *range(30)) == [True] * 30, "all announced")
     index.away = True
-    with one._changed:
-        one._restart_full_announcement()
-        one._changed.notify_all()
+    one._announcer.restart(one.number, A.generation)
     wait_for(lambda: not one.status().connected, "it notices")
     index.away = False
     index.withdraw(one.number, [key(n) for n in range(30)])
     wait_for(lambda: found(index, *range(30)) == [True] * 30, "all announced again")
+
+
+def test_news_does_not_wait_for_a_rebuild(index, store, announcer):
+    for n in range(600):
+        put(store, n, 100)
+    one = announcer(keys_per_s=1)
+    wait_for(lambda: sum(index.batches) == 256, "the first batch")
+    put(store, 1000)
+    one.announce(key(1000), 20_000)
+    wait_for(lambda: found(index, 1000) == [True], "told at once; the next batch comes in minutes")
+    assert sum(index.batches) == 257
+
+
+def test_a_lease_is_kept_while_announcements_are_slow(index, store, announcer):
+    lasting, released = threading.Event(), threading.Event()
+    announce = index.announce
+
+    def slow(blocks):
+        lasting.set()
+        released.wait(60)
+        announce(blocks)
+
+    index.announce = slow
+    index._lease_s = 0.3
+    put(store, 1)
+    one = announcer()
+    assert lasting.wait(60)
+    number, seen = one.number, index._leases[one.number][1]
+    for _ in range(5):
+        wait_for(lambda seen=seen: index._leases[number][1] > seen, "a heartbeat")
+        seen = index._leases[number][1]
+    released.set()
 
 
 def test_announcing_everything_goes_at_a_bounded_rate(index, store, announcer):
@@ -186,7 +223,7 @@ def test_the_more_nodes_the_slower_each_announces(index, store, announcer):
 
 
 def test_while_the_index_is_full_what_goes_is_told_and_what_comes_is_told_later(index, store, announcer, monkeypatch):
-    monkeypatch.setattr("kvpool_sidecar.index.registration._FULL_S", 0.2)
+    monkeypatch.setattr("kvpool_sidecar.index.announcer._FULL_S", 0.2)
     put(store, 1)
     one = announcer()
     wait_for(lambda: one.status().announced == 1, "announced")
@@ -315,6 +352,23 @@ def test_entries_that_lead_nowhere_are_ignored(index, directory, clock, why):
     if why == "down":
         clock.now += 3
         assert directory.locate([key(1)], 1)[0]
+
+
+def test_askers_spread_over_the_holders_of_a_block(index, clock):
+    holders = [index.join(NodeInfo(f"holder-{n}", "127.0.0.1", 1 + n, 11)) for n in range(16)]
+    blocks = [key(n) for n in range(16)]
+    for number in holders:
+        index.announce([(block, Record(number, 777, 11)) for block in blocks])
+    asked = collections.Counter()
+    guard = Bulkhead("index", 2, 8, CircuitBreaker(3, 60, time.monotonic))
+    for asker in range(20_000, 20_200):
+        one = BlockResolver(index, guard, lambda asker=asker: asker, lease_s=5)
+        chosen = [found.number for found in one.locate(blocks, 60)]
+        assert len(set(chosen)) <= 4  # few connections
+        asked.update(chosen)
+    guard.close()
+    assert set(asked) == set(holders)
+    assert max(asked.values()) <= 1.5 * sum(asked.values()) / 16
 
 
 def test_a_second_copy_is_found_when_the_first_leads_nowhere(index, directory):

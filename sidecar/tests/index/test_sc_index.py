@@ -18,7 +18,7 @@ from kvpool_sidecar.index import redis_server as embedded
 from kvpool_sidecar.index.base import IndexFullError, NodeInfo
 from kvpool_sidecar.index.credentials import IndexCredentials, Passwords
 from kvpool_sidecar.index.memory import MemoryIndex
-from kvpool_sidecar.index.record import Record, entry_name, pack, unpack
+from kvpool_sidecar.index.record import Record, entry_name, pack, unpack, unpack_all
 from kvpool_sidecar.index.redis_index import RedisIndex
 from kvpool_sidecar.resilience.bulkhead import Bulkhead
 from kvpool_testing.index import A, B, IndexContract, key
@@ -81,6 +81,19 @@ class TestRedis(IndexContract):
         yield index
         index.close()
         empty()
+
+    def test_an_entry_that_an_earlier_release_let_grow_is_read_and_cut(self, index):
+        name = entry_name(key(0))
+        grown = b"".join(pack(Record(node, 1000, 7)) for _ in range(2) for node in range(1, 101))
+        index._topology.execute([(b"SET", name, grown)])
+        assert len(index.locate([key(0)])[0]) == 32
+        index.withdraw(1, [key(0)])
+        (value,) = index._topology.execute([(b"GET", name)])
+        assert {r.node for r in unpack_all(value)} == set(range(2, 101))
+        index.announce([(key(0), Record(4711, 1000, 7))])
+        (value,) = index._topology.execute([(b"GET", name)])
+        assert [r.node for r in unpack(value)] == [*range(70, 101), 4711]
+        assert len(value) == 32 * 12
 
     @pytest.fixture
     def forgetting(self, server, empty):

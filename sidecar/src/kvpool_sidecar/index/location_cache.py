@@ -5,7 +5,9 @@ Locations are cached for 30 s; a node is live for the duration of its lease, a d
 
 from __future__ import annotations
 
+import functools
 import threading
+import zlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +30,8 @@ _MOVED_S = 0.2  # then a node that was not reached may have a new address: sidec
 _SHUNNED_S = 300.0
 _MAX_SHUNNED = 1 << 12
 _MAX_DOUBTS = 1 << 13
+_LANES = 4  # most peers that a node reads from, of those with the same blocks
+_MIX = 0x9E3779B97F4A7C15
 
 
 class ReplicaLocation(NamedTuple):
@@ -216,14 +220,16 @@ class LocationCache:
         now = self._clock()
         until = now + _REMEMBER_S
         chosen: dict[int, ReplicaLocation | None] = {}
-        same: dict[int, tuple[ReplicaLocation | None, tuple[Record, float] | None]] = {}  # by identity, as in _distinct
+        # by identity, as in _distinct, and lane
+        same: dict[tuple[int, int], tuple[ReplicaLocation | None, tuple[Record, float] | None]] = {}
         with self._lock:
             is_any_shunned = bool(self._blacklisted)
             for n, candidates in records.items():
                 key = keys[n]
-                verdict = None if is_any_shunned else same.get(id(candidates))
+                identity = (id(candidates), key[0] % _LANES)
+                verdict = None if is_any_shunned else same.get(identity)
                 if verdict is None:
-                    verdict = same[id(candidates)] = self._first_live(key, candidates, now, until)
+                    verdict = same[identity] = self._nearest(key, candidates, now, until)
                 chosen[n], entry = verdict
                 if entry is not None:
                     self._blocks[key] = entry
@@ -234,11 +240,14 @@ class LocationCache:
                 self._blocks.popitem(last=False)
         return chosen
 
-    def _first_live(
+    def _nearest(
         self, key: bytes, candidates: Sequence[Record], now: float, until: float
     ) -> tuple[ReplicaLocation | None, tuple[Record, float] | None]:
+        """Choose among the live replicas; a node that is drained is the last choice."""
+        asker, lane = self._own_number(), key[0] % _LANES
+        order = candidates if len(candidates) == 1 else sorted(candidates, key=lambda r: _score(asker, r.node, lane))
         last_choice: tuple[ReplicaLocation | None, tuple[Record, float] | None] = (None, None)
-        for record in candidates:
+        for record in order:
             found = self._live_location(key, record, now)
             if found is not None and not found.peer.leaving:
                 return found, (record, until)
@@ -262,3 +271,9 @@ class LocationCache:
 def _distinct(records: Iterable[tuple[Record, ...]]) -> Iterable[tuple[Record, ...]]:
     """Each once. By identity: equal values are mostly the same object (record.unpack), and hashing them costs more."""
     return {id(rs): rs for rs in records}.values()
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _score(asker: int, holder: int, lane: int) -> int:
+    """Rendezvous hash: askers spread over the holders of a block, and each asker reads a prompt from few of them."""
+    return zlib.crc32(b"%d %d %d" % (asker, holder, lane)) * _MIX >> 16 & 0xFFFFFFFF

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from kvpool_sidecar.index.base import MAX_NODE, Index, IndexAnswer, NodeInfo
-from kvpool_sidecar.index.record import Record, entry_name
+from kvpool_sidecar.index.record import MAX_RECORDS, Record, entry_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -67,7 +67,9 @@ class MemoryIndex(Index):
         with self._lock:
             for key, record in blocks:
                 records = self._blocks.setdefault(entry_name(key), [])
-                records[:] = [r for r in records if r.node != record.node] + [record]
+                others = [r for r in records if r.node != record.node]
+                if len(others) < MAX_RECORDS:
+                    records[:] = [*others, record]
 
     def withdraw(self, number: int, keys: Sequence[bytes]) -> None:
         with self._lock:

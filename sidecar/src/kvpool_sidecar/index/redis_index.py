@@ -11,7 +11,8 @@
 `s:swept` + tag        expires when the next expiry is due
 ====================== ==========================================================================
 
-A node appends its record to an entry (APPEND is atomic) and removes it under WATCH. The epoch that nodes read changes
+A node appends its record to an entry (APPEND is atomic) and removes it under WATCH; an entry with MAX_RECORDS holders
+takes no more. The epoch that nodes read changes
 when one of the servers was emptied, replaced by its replica or restarted: then all nodes announce their blocks again.
 A lease is extended by commands that need no memory, so that nodes stay alive in a full index.
 """
@@ -27,7 +28,17 @@ from kvpool.errors import RetryableError
 from kvpool.protocol import index_url
 from kvpool_sidecar.index.base import MAX_NODE, Index, IndexAnswer, NodeInfo
 from kvpool_sidecar.index.credentials import IndexCredentials, Passwords
-from kvpool_sidecar.index.record import Record, entry_name, is_entry_name, pack, unpack
+from kvpool_sidecar.index.record import (
+    MAX_RECORDS,
+    Record,
+    entry_name,
+    is_entry_name,
+    pack,
+    unpack,
+    unpack_all,
+    with_room,
+    without,
+)
 from kvpool_sidecar.index.redis_connection import ConnectionFailure, ErrorReply, Login
 from kvpool_sidecar.index.redis_topology import RedisTopology
 
@@ -179,19 +190,20 @@ class RedisIndex(Index):
         wanted = {entry_name(key): record for key, record in blocks}
         values = self._topology.execute([(b"GET", name) for name in wanted], partly=True)
         append: dict[bytes, Command] = {}
-        stale: dict[int, list[bytes]] = {}
+        crowded: dict[int, list[bytes]] = {}
         for (name, record), value in zip(wanted.items(), values, strict=True):
             if isinstance(value, ConnectionFailure):
                 self._note_missed(name)
                 continue
-            own = [r for r in unpack(value) if r.node == record.node]
-            if own == [record]:
-                continue
-            if own:
-                stale.setdefault(record.node, []).append(name)
+            records = unpack_all(value or b"")
+            own = [r for r in records if r.node == record.node]
+            if len(records) <= MAX_RECORDS and (own == [record] or (not own and len(records) == MAX_RECORDS)):
+                continue  # known, or enough nodes have it
+            if own or len(records) > MAX_RECORDS:
+                crowded.setdefault(record.node, []).append(name)
             append[name] = (b"APPEND", name, pack(record))
-        for node, names in stale.items():
-            self._remove_records(node, names)
+        for node, names in crowded.items():
+            self._topology.update(names, functools.partial(with_room, node))
         if append:
             self._topology.require_memory(append)
             for name, reply in zip(append, self._topology.execute(list(append.values()), partly=True), strict=True):
@@ -210,7 +222,7 @@ class RedisIndex(Index):
 
     def _remove_records(self, number: int, names: Sequence[bytes]) -> None:
         """Remove records; entries on an unavailable server become stale, which readers detect."""
-        self._topology.update(names, functools.partial(_without, {number}))
+        self._topology.update(names, functools.partial(without, {number}))
 
     def query(self, keys: Sequence[bytes], numbers: Sequence[int]) -> IndexAnswer:
         names = [entry_name(key) for key in keys] + [b"n:%d" % number for number in numbers]
@@ -255,12 +267,13 @@ class RedisIndex(Index):
             cursor, names = self._topology.scan(server, cursor, _SWEEP_BATCH)
             entries = [name for name in names if is_entry_name(name)]
             values = self._topology.execute([(b"GET", name) for name in entries]) if entries else []
-            numbers = {r.node for value in values for r in unpack(value)}
+            found = [unpack_all(value or b"") for value in values]
+            numbers = {r.node for records in found for r in records}
             gone = self._expired_nodes(numbers)
             if gone:
-                hit = [n for n, v in zip(entries, values, strict=True) if any(r.node in gone for r in unpack(v))]
-                removed += sum(r.node in gone for v in values for r in unpack(v))
-                self._topology.update(hit, functools.partial(_without, gone))
+                hit = [n for n, records in zip(entries, found, strict=True) if any(r.node in gone for r in records)]
+                removed += sum(r.node in gone for records in found for r in records)
+                self._topology.update(hit, functools.partial(without, gone))
             holder, _ = self._topology.execute([(b"GET", lease), (b"PEXPIRE", lease, _SWEEPER_MS)])
             if holder != b"%d" % number or not pace(len(names)):
                 return removed, False
@@ -280,10 +293,3 @@ class RedisIndex(Index):
 
     def close(self) -> None:
         self._topology.close()
-
-
-def _without(numbers: Collection[int], value: bytes) -> bytes:
-    """Return an entry's value without the records of these nodes; unchanged if there are none."""
-    records = unpack(value)
-    left = [r for r in records if r.node not in numbers]
-    return b"".join(pack(r) for r in left) if len(left) < len(records) else value

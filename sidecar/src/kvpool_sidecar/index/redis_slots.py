@@ -17,11 +17,16 @@ if TYPE_CHECKING:
     from kvpool.protocol.index_url import IndexUrl
     from kvpool_sidecar.index.redis_connection import Login, Target
 
-__all__ = ["SLOTS", "RedisServer", "ServerMap", "SlotMap", "key_slot"]
+__all__ = ["HEADROOM", "SLOTS", "RedisServer", "ServerMap", "ServerMemory", "SlotMap", "key_slot"]
 
 _DISCOVERY_INTERVAL_S = 30.0
 _MAX_SERVERS = 1024
 _MAX_TAGS = 1 << 16
+_ENTRY_BYTES = 112
+_MEMORY_S, _NEARLY_FULL_S = 10.0, 0.5
+_NEARLY_FULL = 0.1
+HEADROOM = 0.03
+"""Part of a server's memory that entries leave free, for leases."""
 
 
 def key_slot(name: bytes) -> int:
@@ -34,6 +39,22 @@ def key_slot(name: bytes) -> int:
     return crc_hqx(name, 0) % SLOTS
 
 
+class ServerMemory:
+    """Memory of a server when it was last asked. `free`: the part that is free, 1 without a limit of `limit` bytes."""
+
+    def __init__(self, free: float = 1.0, limit: int = 0, asked_at: float = float("-inf")) -> None:
+        self.free = free
+        self._asked_at = asked_at
+        # of 16 nodes that announce as fast as this one, all stop before the headroom
+        self._entries_left = (free - HEADROOM) * limit / (16 * _ENTRY_BYTES) if limit else float("inf")
+
+    def is_due(self, entries: int, now: float) -> bool:
+        """Return whether to ask before `entries` more are written."""
+        self._entries_left -= entries
+        interval = _NEARLY_FULL_S if self.free < _NEARLY_FULL else _MEMORY_S
+        return self._entries_left <= 0 or now - self._asked_at > interval
+
+
 class RedisServer:
     """One master. `down`: it did not respond last time; slow connections detect its return."""
 
@@ -43,7 +64,7 @@ class RedisServer:
         self.slow = RedisConnection(target, login, slow_s)
         self.down = False
         self.allows_info = True
-        self.free = 1.0  # free part of its memory at the last check
+        self.memory = ServerMemory()
 
     def close(self) -> None:
         self.fast.close()

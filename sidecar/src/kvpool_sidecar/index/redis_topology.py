@@ -7,15 +7,16 @@ commands are grouped by slot and sent to all masters at the same time.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from kvpool.errors import RetryableError
 from kvpool_sidecar.index.base import IndexFullError
 from kvpool_sidecar.index.redis_connection import ConnectionFailure, ErrorReply, Redirect, execute_all
-from kvpool_sidecar.index.redis_slots import ServerMap
+from kvpool_sidecar.index.redis_slots import HEADROOM, ServerMap, ServerMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from kvpool.protocol.index_url import IndexUrl
     from kvpool_sidecar.index.redis_connection import Command, Login, Reply, Target
@@ -25,7 +26,6 @@ __all__ = ["RedisTopology"]
 
 _MOVING = {"READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MOVED"}
 _CLUSTERED = {"MOVED", "CROSSSLOT"}
-_HEADROOM = 0.03
 
 
 class RedisTopology:
@@ -99,17 +99,21 @@ class RedisTopology:
             raise next(iter(away.values()))
         return list(away)
 
-    def require_memory(self, names: Iterable[bytes]) -> None:
-        """Raise IndexFullError if a server of these keys is nearly full: the rest is reserved for leases."""
+    def require_memory(self, names: Collection[bytes]) -> None:
+        """Raise IndexFullError if a server of these keys is nearly full: the rest is reserved for leases.
+
+        A server is asked again when its free memory may have changed much, else every 10 s.
+        """
         known = self._map.current()
         servers = {known.owner(name) for name in names} if known.owners else {known.servers[0]}
-        asked = [s for s in servers if s is not None and s.allows_info]
+        now = time.monotonic()
+        asked = [s for s in servers if s is not None and s.allows_info and s.memory.is_due(len(names), now)]
         for server, answer in zip(asked, execute_all([(s.slow, [(b"INFO", b"memory")]) for s in asked]), strict=True):
             if isinstance(answer, ConnectionFailure):
                 continue
             server.allows_info = not isinstance(answer[0], ErrorReply)
-            server.free = _free(answer[0]) if server.allows_info else 1.0
-        if any(s is not None and s.free < _HEADROOM for s in servers):
+            server.memory = _memory(answer[0], now) if server.allows_info else ServerMemory()
+        if any(s is not None and s.memory.free < HEADROOM for s in servers):
             raise IndexFullError("index: its memory is nearly full", where=self.address)
 
     def scan(self, server: RedisServer, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
@@ -259,8 +263,10 @@ class RedisTopology:
             self._map.mark_stale()
 
 
-def _free(info: bytes) -> float:
-    """Parse INFO memory: the free part of the server's memory; 1 without a limit."""
+def _memory(info: bytes, now: float) -> ServerMemory:
+    """Parse INFO memory."""
     found = dict(line.split(b":", 1) for line in info.split(b"\r\n") if line.count(b":") == 1)
     used, most = found.get(b"used_memory", b""), found.get(b"maxmemory", b"")
-    return 1 - int(used) / int(most) if used.isdigit() and most.isdigit() and int(most) else 1.0
+    if not (used.isdigit() and most.isdigit() and int(most)):
+        return ServerMemory(asked_at=now)
+    return ServerMemory(1 - int(used) / int(most), int(most), now)
