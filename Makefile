@@ -47,6 +47,7 @@ gen: setup ## regenerate crds/, schemas and API docs from the models
 	$(PY) docs/generate/chart_values.py --write
 	$(PY) tests/metrics_reference.py --write
 	$(PY) docs/generate/conditions.py --write
+	$(PY) docs/generate/findings.py --write
 	$(PY) docs/generate/cli.py --write
 
 check: setup ## lint, types, import rules, freshness of generated files
@@ -68,6 +69,7 @@ check: setup ## lint, types, import rules, freshness of generated files
 	@for f in crds/*.kvpool.dev.yaml; do cmp $$f charts/kvpool/files/$$f || { echo "run make gen and commit the result"; exit 1; }; done
 	$(PY) tests/config_reference.py --check
 	$(PY) docs/generate/conditions.py --check
+	$(PY) docs/generate/findings.py --check
 	$(PY) docs/generate/cli.py --check
 	@$(MAKE) --no-print-directory audit
 

@@ -149,7 +149,7 @@ def test_skipped_and_silent_pods_have_an_event_with_the_sentence():
     event = pod_event(engines(injected(1)).pods[0], POOL, "no sidecar")
     assert event is not None
     assert (event.reason, event.about_owner) == (EventReason.ENGINE_WITHOUT_POOL, True)
-    assert event.message.endswith("runs without it: no sidecar")
+    assert event.message.endswith("runs without it: no sidecar [KVP0302]")
 
 
 def test_older_sidecars_report_connected_pods_by_fingerprint():

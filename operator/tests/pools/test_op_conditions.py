@@ -25,6 +25,7 @@ from kvpool_operator.api.reasons import REASONS, EventReason, Reason
 from kvpool_operator.nodes.status import node_status
 from kvpool_operator.observe.engine_connections import EngineConnections, SilentPod
 from kvpool_operator.observe.engine_pods import EnginePod, EnginePods
+from kvpool_operator.observe.fingerprints import FingerprintGroup
 from kvpool_operator.observe.snapshot import Sidecar, Snapshot, Webhook
 from kvpool_operator.pools.conditions import (
     CHAINS,
@@ -37,7 +38,6 @@ from kvpool_operator.pools.conditions import (
     rollout,
     storage,
 )
-from kvpool_operator.pools.fingerprints import FingerprintGroup
 from kvpool_operator.preflight.gate import PreflightResult
 from kvpool_operator.preflight.results import Finding
 from kvpool_operator.sidecars.status import PeerReport, UnreachablePeer

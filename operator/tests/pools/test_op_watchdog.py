@@ -126,7 +126,7 @@ def test_a_pod_whose_warnings_only_its_controller_saw_has_them_in_an_event():
     event = pod_event(good("a", warnings="host memory tier is 512Mi"), "sys/chat")
     assert event is not None
     assert (event.reason, event.warning, event.about_owner) == ("InjectionLimited", True, False)
-    assert event.message == "the pod was injected for the pool sys/chat: host memory tier is 512Mi"
+    assert event.message == "the pod was injected for the pool sys/chat: host memory tier is 512Mi [KVP0110]"
 
 
 @pytest.mark.parametrize("reason", ["ImagePullBackOff", "ErrImagePull", "PodInitializing"])

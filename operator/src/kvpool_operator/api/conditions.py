@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvpool_operator.api.reasons import Reason
 
 __all__ = [
+    "MESSAGE_LENGTH",
     "Check",
     "Condition",
     "ConditionStatus",

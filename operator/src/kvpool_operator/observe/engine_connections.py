@@ -24,6 +24,8 @@ class SilentPod:
 
     pod: EnginePod
     why: str
+    refused: bool = False
+    """Its plug-in reported why."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def find_connections(
     problems = {uid: problem for report in reports for uid, problem in report.engine_problems.items()}
     injected = [pod for pod in pods if pod.state == "injected" and pod.has_client and not pod.leaving]
     silent = [
-        SilentPod(pod, why)
+        SilentPod(pod, why, pod.uid in problems)
         for pod in injected
         if pod.uid not in connected and (why := _why_silent(pod, sidecars, problems, now))
     ]

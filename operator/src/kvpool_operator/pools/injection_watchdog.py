@@ -9,10 +9,12 @@ that stays unavailable does not cause endless evictions.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
+from kvpool_operator.api.findings.codes import Code
 from kvpool_operator.api.reasons import EventReason
+from kvpool_operator.diagnosis.injection import code_of_skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,8 +89,22 @@ class EvictionHistory:
         self.blocked_until = {uid: until for uid, until in self.blocked_until.items() if uid in owners and now < until}
 
 
-def pod_event(pod: EnginePod, pool: str, silent: str = "") -> PodEvent | None:
-    """The Event to emit about a pod; None if it is fine. `pool`: namespace/name. `silent`: why it has no connection."""
+def pod_event(pod: EnginePod, pool: str, silent: str = "", *, refused: bool = False) -> PodEvent | None:
+    """The Event to emit about a pod; None if it is fine. `pool`: namespace/name. `silent`: why it has no connection.
+
+    `refused`: the plug-in of its engine reported that. The message ends with the code of the finding.
+    """
+    event = _pod_event(pod, pool, silent)
+    if event is None:
+        return None
+    codes = [code for code in Code if event.reason in code.events]
+    code = codes[0] if refused or len(codes) == 1 else codes[-1]
+    if event.reason is EventReason.INJECTION_SKIPPED:
+        code = code_of_skip(pod.skip)
+    return replace(event, message=f"{event.message} [{code.value}]")
+
+
+def _pod_event(pod: EnginePod, pool: str, silent: str) -> PodEvent | None:
     if pod.leaving:
         return None
     if pod.state == "skipped":

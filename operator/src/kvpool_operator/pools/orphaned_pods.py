@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from kvpool_operator.api.findings.codes import Code
 from kvpool_operator.api.reasons import EventReason
 from kvpool_operator.observe.engine_pods import find_orphans
 from kvpool_operator.pools.pod_events import emit_owner_event, emit_pod_event
@@ -60,7 +61,8 @@ class OrphanedPods:
         self._metrics.orphaned_pods.set(len(confirmed))
         wanted = {pod.uid: name for pod, name in found}
         for pod in [pod for pod in confirmed if pod.uid not in self._emitted][:MAX_EVENTS_PER_ROUND]:
-            message = f"the pod opted in to {wanted[pod.uid]}, which does not exist; it runs without a pool"
+            code = Code.POOL_NOT_FOUND.value
+            message = f"the pod opted in to {wanted[pod.uid]}, which does not exist; it runs without a pool [{code}]"
             self._emitted.add(pod.uid)
             await emit_pod_event(pod, EventReason.POOL_NOT_FOUND, message, self._cluster, warning=True)
             if pod.owner is not None and pod.owner.uid not in self._emitted:

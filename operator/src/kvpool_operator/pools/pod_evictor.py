@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.k8s.client import ApiClient
+    from kvpool_operator.observe.engine_connections import SilentPod
     from kvpool_operator.observe.engine_pods import EnginePod
     from kvpool_operator.observe.snapshot import Snapshot
 
@@ -52,7 +53,7 @@ class PodEvictor:
         """Emit one Event per pod; evict one pod if the pool allows it. `target`: what new pods are injected with."""
         if pool.spec.mode == "DryRun":
             return EvictionRound()  # it injects nothing, so nothing is missing
-        silent = {one.pod.uid: one.why for one in snapshot.connections.silent}
+        silent = {one.pod.uid: one for one in snapshot.connections.silent}
         await self._emit_events(pool.key, snapshot.engines.pods, silent)
         history = self._histories.setdefault(pool.key, EvictionHistory(last=self._clock()))
         history.forget(snapshot.engines.pods, self._clock())
@@ -109,12 +110,13 @@ class PodEvictor:
         await self._emit(pod, EventReason.EVICTED_FOR_INJECTION, message, warning=False)
         return "evicted", ""
 
-    async def _emit_events(self, key: str, pods: tuple[EnginePod, ...], silent: Mapping[str, str]) -> None:
+    async def _emit_events(self, key: str, pods: tuple[EnginePod, ...], silent: Mapping[str, SilentPod]) -> None:
         uids = {p.uid for p in pods} | {p.owner.uid for p in pods if p.owner is not None}
         emitted = self._emitted[key] = {e for e in self._emitted.get(key, set()) if e[0] in uids}
         left = MAX_EVENTS_PER_RECONCILE
         for pod in pods:
-            event = pod_event(pod, key, silent.get(pod.uid, ""))
+            one = silent.get(pod.uid)
+            event = pod_event(pod, key, one.why if one else "", refused=one is not None and one.refused)
             if event is None or (pod.uid, event.reason) in emitted:
                 continue
             if not left:

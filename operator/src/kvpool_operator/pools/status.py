@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.condition_types import POOL_CONDITIONS
-from kvpool_operator.api.conditions import Condition, Verdict, with_verdicts
+from kvpool_operator.api.conditions import MESSAGE_LENGTH, Condition, Verdict, with_verdicts
+from kvpool_operator.api.findings.codes import Code
 from kvpool_operator.api.pool.status import (
+    MAX_FINDINGS,
     MAX_FINGERPRINTS,
     MAX_PODS,
     Capacity,
+    FindingStatus,
     FingerprintStatus,
     IndexStatus,
     NodesStatus,
@@ -20,28 +24,32 @@ from kvpool_operator.api.pool.status import (
 )
 from kvpool_operator.api.quantity import format_bytes
 from kvpool_operator.api.reasons import Reason
+from kvpool_operator.api.v1alpha1 import KIND
 from kvpool_operator.desired import names
 from kvpool_operator.desired.index import current_index_memory
+from kvpool_operator.diagnosis import ClusterObjects, Observed, diagnose
+from kvpool_operator.diagnosis.finding import make
+from kvpool_operator.observe.fingerprints import group_fingerprints
 from kvpool_operator.pools.conditions import ConditionInput, evaluate_conditions
 from kvpool_operator.pools.conditions.ready import phase_of
-from kvpool_operator.pools.fingerprints import group_fingerprints
 from kvpool_operator.pools.hit_rate import cache_status
 from kvpool_operator.text import summarize_clauses
 from kvpool_operator.times import rfc3339
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from kvpool_operator.api.v1alpha1 import KVCachePool, Metadata
+    from kvpool_operator.diagnosis import PoolFinding
     from kvpool_operator.k8s.client import Manifest
     from kvpool_operator.observe.engine_connections import EngineConnections
     from kvpool_operator.observe.engine_pods import EnginePods
+    from kvpool_operator.observe.fingerprints import FingerprintGroup
     from kvpool_operator.observe.snapshot import Snapshot
     from kvpool_operator.pools.conditions import ReconcileOutcome
-    from kvpool_operator.pools.fingerprints import FingerprintGroup
     from kvpool_operator.sidecars.status import SidecarStatus
 
-__all__ = ["invalid_status", "make_status", "stable_part"]
+__all__ = ["condition_input", "invalid_status", "make_status", "observed", "stable_part", "with_code"]
 
 _COUNTERS: Final = ("capacity", "cache", "fingerprints", "index")
 """Fields that change all the time."""
@@ -50,10 +58,11 @@ _COUNTERS: Final = ("capacity", "cache", "fingerprints", "index")
 def make_status(pool: KVCachePool, snapshot: Snapshot, outcome: ReconcileOutcome, pool_id: str, now: str) -> Manifest:
     """Compute the pool's status. `now` (RFC 3339) is the transition time of conditions whose status changes."""
     reports = [s.report for s in snapshot.sidecars if s.report is not None]
-    groups = group_fingerprints(reports, snapshot.engines.names)
-    nodes = _nodes(pool, snapshot, outcome.config_digest)
-    subject = ConditionInput(pool, snapshot, nodes, outcome, tuple(groups))
+    subject = condition_input(pool, snapshot, outcome)
+    groups, nodes = subject.fingerprint_groups, subject.nodes
     verdicts = evaluate_conditions(subject)
+    findings = diagnose(observed(subject, verdicts))
+    verdicts = {kind: with_code(verdict, findings) for kind, verdict in verdicts.items()}
     conditions = with_verdicts(snapshot.status.get("conditions"), verdicts, pool.metadata.generation, now)
     return PoolStatus(
         observed_generation=pool.metadata.generation,
@@ -76,18 +85,43 @@ def make_status(pool: KVCachePool, snapshot: Snapshot, outcome: ReconcileOutcome
         fingerprints=_fingerprints(groups),
         pods=_pods(snapshot.engines, snapshot.connections),
         preflight=outcome.preflight.to_status(),
+        findings=_findings(findings),
         conditions=[Condition.model_validate(c) for c in conditions if c["type"] in POOL_CONDITIONS],
     ).dump()
+
+
+def condition_input(pool: KVCachePool, snapshot: Snapshot, outcome: ReconcileOutcome) -> ConditionInput:
+    """What the conditions of the pool are evaluated from."""
+    reports = [s.report for s in snapshot.sidecars if s.report is not None]
+    groups = group_fingerprints(reports, snapshot.engines.names)
+    return ConditionInput(pool, snapshot, _nodes(pool, snapshot, outcome.config_digest), outcome, tuple(groups))
+
+
+def observed(
+    subject: ConditionInput, verdicts: Mapping[str, Verdict], cluster: ClusterObjects | None = None
+) -> Observed:
+    """What the pool is diagnosed from. `cluster`: objects that the operator does not watch."""
+    return Observed(
+        subject.pool,
+        subject.snapshot,
+        verdicts,
+        subject.fingerprint_groups,
+        subject.outcome.preflight.findings,
+        cluster or ClusterObjects(),
+    )
 
 
 def invalid_status(meta: Metadata, snapshot: Snapshot, problem: str, now: str) -> Manifest:
     """The status of a pool with an invalid spec: the previous one, with conditions that name the problem."""
     verdict = Verdict.false(Reason.INVALID_SPEC, f"{problem}; nothing is changed until the spec is valid")
+    found = make(Code.INVALID_SPEC, f"{KIND} {meta.namespace}/{meta.name}", problem)
+    verdict = with_code(verdict, (found,))
     verdicts = {"Ready": verdict, "Progressing": verdict}
     previous = {str(f.alias): snapshot.status.get(str(f.alias)) for f in PoolStatus.model_fields.values()}
     return {k: v for k, v in previous.items() if v is not None} | {
         "observedGeneration": meta.generation,
         "phase": "Failed",
+        "findings": [one.model_dump(by_alias=True, mode="json") for one in _findings((found,)) or ()],
         "conditions": with_verdicts(snapshot.status.get("conditions"), verdicts, meta.generation, now),
     }
 
@@ -95,7 +129,26 @@ def invalid_status(meta: Metadata, snapshot: Snapshot, problem: str, now: str) -
 def stable_part(status: Manifest) -> Manifest:
     """The part of a status whose change is written immediately: all but counters, and whether any block is stored."""
     has_blocks = bool((status.get("capacity") or {}).get("blocks"))
-    return {k: v for k, v in status.items() if k not in _COUNTERS} | {"hasBlocks": has_blocks}
+    findings = [[f.get(k) for k in ("code", "severity", "subject")] for f in status.get("findings") or []]
+    kept = {k: v for k, v in status.items() if k not in _COUNTERS}
+    return kept | {"hasBlocks": has_blocks, "findings": findings}
+
+
+def with_code(verdict: Verdict, findings: Sequence[PoolFinding]) -> Verdict:
+    """Append the code of the most severe finding that explains the reason to the message."""
+    found = next((f for f in findings if verdict.reason in f.code.reasons), None)
+    if found is None:
+        return verdict
+    return replace(verdict, message=f"{verdict.message[: MESSAGE_LENGTH - 16]} [{found.code.value}]")
+
+
+def _findings(findings: Sequence[PoolFinding]) -> list[FindingStatus] | None:
+    """The most severe ones; None if there are none."""
+    rows = [
+        FindingStatus(code=f.code.value, severity=f.severity, subject=f.subject, summary=f.summary, fix=f.fix)
+        for f in findings[:MAX_FINDINGS]
+    ]
+    return rows or None
 
 
 def _index_memory(pool: KVCachePool, snapshot: Snapshot) -> str:

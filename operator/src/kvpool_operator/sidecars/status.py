@@ -121,6 +121,8 @@ class SidecarStatus:
     blocks: int = 0
     index_connected: bool = False
     index_announced: int = 0
+    index_full: bool = False
+    """Whether the index has no memory for more entries."""
     node_generation: int = 0
     """Generation of the first tier's directory on the node."""
     index_login: str = ""
@@ -144,6 +146,10 @@ class SidecarStatus:
     hits: dict[str, int] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
     misses: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    """Refused requests, connections and writes by reason."""
+    clock_offset_s: float | None = None
+    """Seconds by which its clock is ahead of the observer's; None if not reported."""
     fingerprints: tuple[Fingerprint, ...] = ()
     connected_pods: frozenset[str] = frozenset()
     """Uids of pods whose engine is connected."""
@@ -160,8 +166,8 @@ class SidecarStatus:
     """Bytes in the shared directory by tenant tag, as last counted."""
 
     @classmethod
-    def parse(cls, raw: Any) -> SidecarStatus:
-        """Never raises."""
+    def parse(cls, raw: Any, received_at: float | None = None) -> SidecarStatus:
+        """Never raises. `received_at`: Unix time of the observer's clock when the answer arrived."""
         r = raw if isinstance(raw, dict) else {}
         index = _dict(r.get("index"))
         shared, drives = _dict(r.get("shared")), _dict(r.get("drives"))
@@ -181,6 +187,7 @@ class SidecarStatus:
             blocks=parse_count(r.get("blocks")),
             index_connected=index.get("connected") is True,
             index_announced=parse_count(index.get("announced")),
+            index_full=index.get("full") is True,
             node_generation=parse_count(index.get("node_generation")),
             index_login=_text(index.get("login"))[:64],
             scanned=r.get("scanned") is not False,
@@ -195,6 +202,8 @@ class SidecarStatus:
             hits=_counts(r.get("hits")),
             bytes=_counts(r.get("bytes")),
             misses=_counts(r.get("misses")),
+            refused=_counts(r.get("refused")),
+            clock_offset_s=_offset(r.get("time"), received_at),
             fingerprints=tuple(_fingerprint(k) for k in kinds[:10] if isinstance(k, dict) and _text(k.get("digest"))),
             connected_pods=frozenset(_connected(r, kinds)),
             engine_problems=_problems(r.get("engine_problems")),
@@ -204,6 +213,11 @@ class SidecarStatus:
             tenants={str(tag)[:64]: _tenant(_dict(use)) for tag, use in tenants},
             shared_tenants={str(tag)[:64]: parse_count(size) for tag, size in swept},
         )
+
+
+def _offset(reported: Any, received_at: float | None) -> float | None:
+    seconds = parse_count(reported)
+    return float(seconds - int(received_at)) if seconds and received_at is not None else None
 
 
 def _drain(d: dict[str, Any]) -> DrainReport:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import aiohttp
@@ -39,7 +40,9 @@ class HttpStatusClient(StatusClient):
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 
     async def get_all(self, addresses: Iterable[str], port: int) -> dict[str, SidecarStatus]:
-        return {a: SidecarStatus.parse(answer) for a, answer in (await self.get_raw(addresses, port)).items()}
+        answers = await self.get_raw(addresses, port)
+        now = time.time()
+        return {a: SidecarStatus.parse(answer, now) for a, answer in answers.items()}
 
     async def get_raw(self, addresses: Iterable[str], port: int) -> dict[str, Any]:
         wanted = sorted(set(addresses))

@@ -59,6 +59,7 @@ class StatusReport:
             "generation": self._config.current.generation,
             "block_formats": list(FORMAT_VERSIONS),
             "ready": self.ready(),
+            "time": int(time.time()),
             "uptime_seconds": int(time.monotonic() - self._started),
         }
         for section in self._sections:

@@ -7,14 +7,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from kvpool_operator.api.conditions import Condition  # noqa: TC001  read by pydantic
+from kvpool_operator.api.findings.row import Severity  # noqa: TC001  read by pydantic
 from kvpool_operator.api.model import Count, Counts, Model, Text
 
 __all__ = [
+    "MAX_FINDINGS",
     "MAX_FINGERPRINTS",
     "MAX_MODELS",
     "MAX_PODS",
     "CacheStatus",
     "Capacity",
+    "FindingStatus",
     "FingerprintStatus",
     "HitRateWindow",
     "IndexStatus",
@@ -32,6 +35,7 @@ __all__ = [
 MAX_FINGERPRINTS = 10
 MAX_PODS = 8
 MAX_MODELS = 32
+MAX_FINDINGS = 16
 
 MAX_FOUND = 8
 
@@ -259,6 +263,21 @@ class PreflightStatus(Model):
     """Measurements, by tier."""
 
 
+class FindingStatus(Model):
+    """Result of the diagnosis of the pool."""
+
+    code: Annotated[str, Field(pattern="^KVP[0-9]{4}$")]
+    """Stable code, such as KVP0402. The page of findings has its cause, effect and fix."""
+    severity: Severity
+    """Error: the pool or an engine does not work as configured. Warning: hits are lost. Info: worth knowing."""
+    subject: Text
+    """Kind and name of the object that the finding is about."""
+    summary: Annotated[str, Field(max_length=500)] = ""
+    """What was observed."""
+    fix: Annotated[str, Field(max_length=300)] = ""
+    """Action to take."""
+
+
 class PoolStatus(Model):
     """Observed state of the pool."""
 
@@ -286,6 +305,10 @@ class PoolStatus(Model):
     """Pods with the opt-in label that select this pool."""
     preflight: PreflightStatus | None = None
     """Results of the preflight checks. Absent with `preflight: Skip`."""
+    findings: Annotated[list[FindingStatus], Field(max_length=MAX_FINDINGS)] | None = Field(
+        default=None, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Results of the diagnosis, the most severe first, at most 16. Absent if there are none."""
     conditions: Annotated[list[Condition], Field(max_length=16)] = Field(
         default_factory=list,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.conditions import Verdict
 from kvpool_operator.api.reasons import Reason
-from kvpool_operator.pools.fingerprints import explain, find_gaps
+from kvpool_operator.observe.fingerprints import explain, find_gaps
 from kvpool_operator.text import summarize_clauses
 
 if TYPE_CHECKING:

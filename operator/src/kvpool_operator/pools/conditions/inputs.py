@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from kvpool_operator.api.pool.status import NodesStatus
     from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.k8s.client import Manifest
+    from kvpool_operator.observe.fingerprints import FingerprintGroup
     from kvpool_operator.observe.snapshot import Snapshot
-    from kvpool_operator.pools.fingerprints import FingerprintGroup
     from kvpool_operator.sidecars.status import SidecarStatus
 
 __all__ = ["ConditionInput", "PoolCheck", "ReconcileOutcome", "is_status_current"]

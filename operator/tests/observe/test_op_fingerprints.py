@@ -12,9 +12,9 @@ from op_samples import pool, pool_manifest
 
 from kvpool_operator.api.conditions import find
 from kvpool_operator.observe.engine_pods import EnginePods, count
+from kvpool_operator.observe.fingerprints import explain, find_gaps, group_fingerprints
 from kvpool_operator.observe.snapshot import Sidecar, Snapshot
 from kvpool_operator.pools.conditions import ReconcileOutcome
-from kvpool_operator.pools.fingerprints import explain, find_gaps, group_fingerprints
 from kvpool_operator.pools.status import make_status
 from kvpool_operator.sidecars.status import ConnectedPod, Fingerprint, SidecarStatus
 
@@ -45,7 +45,9 @@ def judged(*of_nodes: list[Fingerprint], engines: EnginePods | None = None) -> t
 def test_two_pods_that_differ_in_any_field_are_told_apart_by_its_name(field: str):
     condition, made = judged([kind("d1", "1")], [kind("d2", "2", **{field.replace(".", "__"): "00000000"})])
     assert (condition["status"], condition["reason"]) == ("False", "FingerprintsDiffer")
-    assert condition["message"] == f"team-a/one cannot share blocks of llama with team-a/two ({field} differs)"
+    assert (
+        condition["message"] == f"team-a/one cannot share blocks of llama with team-a/two ({field} differs) [KVP0202]"
+    )
     assert [(f["digest"], f["pods"], f["connected"]) for f in made["fingerprints"]] == [
         ("d1", ["team-a/one"], 1),
         ("d2", ["team-a/two"], 1),
@@ -105,7 +107,7 @@ def test_the_larger_group_is_told_first_and_names_are_few():
     found = [kind("d1", "0", **OTHER), kind("d2", *map(str, range(1, 8)))]
     condition, _ = judged(found, engines=EnginePods(names=names))
     assert condition["message"] == (
-        "t/p1, t/p2, t/p3 and 4 more cannot share blocks of llama with t/p0 (kv_dtype differs)"
+        "t/p1, t/p2, t/p3 and 4 more cannot share blocks of llama with t/p0 (kv_dtype differs) [KVP0202]"
     )
 
 

@@ -16,11 +16,19 @@ if TYPE_CHECKING:
 
     from kvpool_operator.sidecars.status import Fingerprint, SidecarStatus
 
-__all__ = ["FingerprintGroup", "ReuseGap", "explain", "find_gaps", "group_fingerprints"]
+__all__ = [
+    "PRIVATE_FIELDS",
+    "FingerprintGroup",
+    "ReuseGap",
+    "differing_fields",
+    "explain",
+    "find_gaps",
+    "group_fingerprints",
+]
 
 _FOLLOWS: Final = frozenset({"block_bytes", "groups", "hf_config", "format"})
 """Fields that differ as a consequence of others: named last."""
-_OWN: Final = frozenset({"private", "process", "reset"})
+PRIVATE_FIELDS: Final = frozenset({"private", "process", "reset"})
 """Fields of engines that never share, whatever the other fields are: named first."""
 _FIELDS_NAMED: Final = 6
 _PODS_NAMED: Final = 3
@@ -91,6 +99,12 @@ def explain(gap: ReuseGap, by_digest: Mapping[str, FingerprintGroup]) -> str:
     return f"{_pods(first, gap, by_digest)} cannot share blocks of {model} with {'; with '.join(parts)}{more}"
 
 
+def differing_fields(gap: ReuseGap, by_digest: Mapping[str, FingerprintGroup]) -> list[str]:
+    """Fields that keep the groups of a gap apart, causes before consequences; empty if clients do not report them."""
+    first, *rest = gap.groups
+    return list(dict.fromkeys(name for other in rest for name in _differing(first, other, by_digest)))
+
+
 def _merge(digest: str, same: Sequence[Fingerprint], names: Mapping[str, str]) -> FingerprintGroup:
     connected = {p.uid for f in same for p in f.pods if p.connected}
     others = {p.uid for f in same for p in f.pods} - connected
@@ -133,7 +147,7 @@ def _differing(one: Sequence[str], other: Sequence[str], by_digest: Mapping[str,
             if mine and theirs:
                 names = [n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n)]
                 if names and (not best or len(names) < len(best)):
-                    best = sorted(names, key=lambda n: (n in _FOLLOWS, n not in _OWN, n))
+                    best = sorted(names, key=lambda n: (n in _FOLLOWS, n not in PRIVATE_FIELDS, n))
     return best[:_FIELDS_NAMED]
 
 

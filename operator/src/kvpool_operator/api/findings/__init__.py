@@ -1,0 +1,1 @@
+"""Codes of findings and their words. Pure data."""
