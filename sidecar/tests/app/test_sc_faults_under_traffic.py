@@ -20,7 +20,7 @@ from kvpool_testing.residue import exceeded, residue, stray_files, unsettled
 from kvpool_testing.stalls import Stalls
 from kvpool_testing.traffic import Mix, Traffic, block_id_of, payload_of
 
-MIX = Mix(block_bytes=48 << 10, universe=120, reads=0.8, pause_s=0.01, prefill_s=0.01)
+MIX = Mix(block_bytes=48 << 10, universe=120, reads=0.8, pause_s=0.01, prefill_s=0.05)
 DEADLINES = config.Deadlines(
     lookup_ms=500, load_min_ms=1500, store_ms=3000, breaker_failures=3, breaker_cooldown_ms=200
 )
