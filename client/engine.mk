@@ -5,9 +5,10 @@ test-engines: setup ## the plug-ins inside real engines on the CPU (about 6 GB o
 	client/tests_engine/tools.sh
 	$(PY) -m pytest client/tests_engine --timeout 900 $(ARGS)
 
-test-conversations: setup ## 500 conversations that change between two vLLM engines at each turn, compared token by token
-	KVPOOL_CONVERSATIONS=500 $(PY) -m pytest client/tests_engine/test_en_conversations.py --timeout 3600 $(ARGS) \
-	  -k "witness or never_moved or without_any_cache or is_found"
+test-conversations: setup ## 500 conversations that change between two engines at each turn, vLLM and SGLang, compared token by token
+	client/tests_engine/tools.sh
+	KVPOOL_CONVERSATIONS=500 $(PY) -m pytest client/tests_engine/test_en_conversations.py client/tests_engine/test_en_sglang_server.py \
+	  --timeout 3600 $(ARGS) -k "witness or never_moved or without_any_cache or is_found"
 
 test-gpu: setup ## the vLLM tests with a GPU's own copies (ENGINE_PYTHON=python of an environment with vLLM 0.32 or 0.33)
 	@if ! nvidia-smi -L 2>/dev/null | grep -q GPU; then echo "test-gpu: skipped, there is no NVIDIA GPU on this machine"; \

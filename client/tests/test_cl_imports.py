@@ -46,6 +46,7 @@ EVERYWHERE = [
     "kvpool.engines.sglang.page_transfer",
     "kvpool.engines.sglang.pages",
     "kvpool.engines.sglang.server",
+    "kvpool.engines.sglang.weight_changes",
     "kvpool.engines.sitecustomize",
     "kvpool.engines.startup",
     "kvpool.engines.tested_versions",

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import operator
+import threading
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvpool.engines.sglang.page_transfer import Bandwidth
 
 __all__ = ["ResetDetector", "connections_per_rank", "server_argument", "storage_metrics"]
@@ -17,12 +21,20 @@ _CONNECTIONS_PER_POD = 32  # limit of the sidecar (kvpool_sidecar.serving.pod)
 
 
 class ResetDetector:
-    """Detects that SGLang flushed its cache or changed its weights. Not thread-safe but for `change`."""
+    """Detects that SGLang flushed its cache or changed its weights. Thread-safe but for `watch`.
 
-    def __init__(self, *, ignore_flushes: bool) -> None:
+    A flush counts if it may have followed a change of weights: always, unless `sees_weights()`, because then
+    `after_change` reports each change of weights.
+    """
+
+    def __init__(self, *, ignore_flushes: bool, sees_weights: Callable[[], bool] = lambda: False) -> None:
         self._ignore_flushes = ignore_flushes
+        self._sees_weights = sees_weights
+        self._lock = threading.Lock()
         self._markers: dict[str, tuple[Any, Any]] = {}  # name -> host pool, its marker
         self._weight_version: Any = None
+        self._evidence = ""  # of other weights, not acted on yet
+        self._is_flush_due = False  # SGLang may hold, and store, pages of earlier weights until it flushes them
 
     def watch(self, name: str, pool: Any) -> None:
         """Watch a host pool for flushes from now on."""
@@ -30,8 +42,23 @@ class ResetDetector:
 
     def rearm(self) -> None:
         """Take the current state as the one to compare with."""
-        self._markers = {name: (pool, _marker(pool)) for name, (pool, _) in self._markers.items()}
-        self._weight_version = server_argument("weight_version")
+        with self._lock:
+            if self._is_flushed():
+                self._is_flush_due = False
+            self._mark()
+            self._weight_version = server_argument("weight_version")
+            self._evidence = ""
+
+    def before_change(self) -> list[Any]:
+        """Return the state of the host pools, before a call that may change weights."""
+        return [_marker(pool) for pool, _ in self._markers.values()]
+
+    def after_change(self, before: list[Any] | None, reason: str) -> None:
+        """Note that weights may have changed. `before`: what `before_change` returned, None if it is not known."""
+        with self._lock:
+            self._is_flush_due = before is None or not any(map(operator.is_not, before, self.before_change()))
+            self._mark()
+            self._evidence = reason
 
     def blind(self) -> str:
         """Return why a change of the weights would not be seen; empty if it would."""
@@ -44,12 +71,18 @@ class ResetDetector:
 
     def change(self) -> str:
         """Return what changed since the last `rearm`, as a sentence for the log; empty if nothing did."""
+        if self._evidence:
+            return self._evidence
         if server_argument("weight_version") != self._weight_version:
             return "the engine's weights were changed"
-        if self._ignore_flushes:
-            return ""
-        flushed = any(marker is not None and _marker(pool) is not marker for pool, marker in self._markers.values())
-        return "the engine's cache was flushed" if flushed else ""
+        counts = self._is_flush_due or not (self._ignore_flushes or self._sees_weights())
+        return "the engine's cache was flushed" if counts and self._is_flushed() else ""
+
+    def _mark(self) -> None:
+        self._markers = {name: (pool, _marker(pool)) for name, (pool, _) in self._markers.items()}
+
+    def _is_flushed(self) -> bool:
+        return any(marker is not None and _marker(pool) is not marker for pool, marker in self._markers.values())
 
 
 def _marker(pool: Any) -> Any:

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from kvpool.engines.common.host_memory import tensor_bytes
 from kvpool.engines.common.settings import client_config
 from kvpool.engines.common.without_pool import report_without_pool
-from kvpool.engines.sglang import interface, server
+from kvpool.engines.sglang import interface, server, weight_changes
 from kvpool.engines.sglang.connection import PoolConnection
 from kvpool.engines.sglang.fingerprint import fingerprint_inputs
 from kvpool.engines.sglang.page_transfer import PageTransfer
@@ -102,10 +102,9 @@ def _none_of_each(transfers: Any = (), *_: Any, **__: Any) -> dict[Any, list[boo
 class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
     """HiCache storage backend, created by SGLang once per rank. Thread-safe; no method raises into the engine.
 
-    SGLang flushes its cache without a reason; after a change of weights the same tokens give other bytes. So after a
-    flush this engine shares no pages with others until it restarts, unless `keep_after_flush` is true in the extra
-    configuration (for deployments that flush for other reasons only). A change of `weight_version` always has that
-    effect.
+    After a change of weights the same tokens give other bytes, so from then on this engine shares no pages with others
+    until it restarts. Where calls that change weights cannot be watched, a flush of the cache has that effect too,
+    unless `keep_after_flush` is true in the extra configuration (for deployments that flush for other reasons only).
     """
 
     def __init__(self, storage_config: Any, kwargs: Any = None) -> None:
@@ -125,7 +124,11 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
 
     def _configure(self) -> None:
         extra = dict(getattr(self._config, "extra_config", None) or {})
-        self._resets = server.ResetDetector(ignore_flushes=bool(extra.pop("keep_after_flush", False)))
+        self._resets = server.ResetDetector(
+            ignore_flushes=bool(extra.pop("keep_after_flush", False)), sees_weights=weight_changes.is_watching
+        )
+        if blind := weight_changes.watch(self._resets, server.server_argument):
+            _log.info("kvpool: flushes of the cache count as changes of the weights (%s)", blind)
         self._flat_only = not extra.get("interface_v1")
         settings = client_config({k: v for k, v in extra.items() if k not in _SGLANGS_KEYS})
         connections = server.connections_per_rank(settings.connections, self._config)
