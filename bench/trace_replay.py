@@ -5,14 +5,11 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from bench.trace_file import BLOCK, Request
 from kvpool_sidecar.eviction import Entry, create_policy
 from kvpool_sidecar.storage.local import placement
-
-if TYPE_CHECKING:
-    from kvpool_sidecar.eviction import EvictionPolicy
 
 __all__ = ["ONE_DRIVE", "Arrangement", "NodeTables", "Replayed", "optimum", "replay"]
 
@@ -42,77 +39,55 @@ class Replayed(NamedTuple):
 
 
 class NodeTables:
-    """The tables of a node's drives of equal size; a block is on the drive that `placement` chooses."""
+    """The table of a node with drives of equal size; `placement` and the room of the drives say where a block is."""
 
     def __init__(self, policy: str, capacity: int, arrangement: Arrangement) -> None:
-        share = max(1, capacity // arrangement.drives)
-        self._tables = [create_policy(policy, share * BLOCK) for _ in range(arrangement.drives)]
-        self._most, self._rest = share * arrangement.high // 100, share * arrangement.low // 100
+        self._share = max(1, capacity // arrangement.drives)
+        self.table = create_policy(policy, capacity * BLOCK)
+        self._most, self._rest = capacity * arrangement.high // 100, capacity * arrangement.low // 100
         self._names = [f"drive-{n}" for n in range(arrangement.drives)]
         self._weights = [1] * arrangement.drives
-        self._homes: dict[bytes, EvictionPolicy] = {}
+        self._entries = [Entry(BLOCK, BLOCK, 0.0, drive=n) for n in range(arrangement.drives)]
 
-    def home(self, key: bytes) -> EvictionPolicy:
-        """Return the table of the drive on which the block belongs."""
-        if len(self._tables) == 1:
-            return self._tables[0]
-        if (table := self._homes.get(key)) is None:
-            table = self._homes[key] = self._tables[placement.choose(key, self._names, self._weights)]
-        return table
-
-    def prepare(self, keys: list[bytes]) -> None:
-        """Choose the drives of these blocks, outside of what is timed: a node does it in another place."""
-        for key in keys:
-            self.home(key)
-
-    def observe(self, keys: list[bytes]) -> None:
-        """Tell the order of a prompt's blocks."""
-        if len(self._tables) == 1:
-            self._tables[0].observe_sequence(keys)
-            return
-        parts: dict[int, list[bytes]] = {}
-        for key in keys:
-            parts.setdefault(id(self.home(key)), []).append(key)
-        for table in self._tables:
-            if part := parts.get(id(table)):
-                table.observe_sequence(part)
+    def add(self, key: bytes) -> None:
+        """Store a block on its drive; on the emptiest one while that is full."""
+        drive = placement.choose(key, self._names, self._weights)
+        if self.table.on_drive(drive).blocks >= self._share:
+            drive = min(range(len(self._names)), key=lambda n: self.table.on_drive(n).blocks)
+        self.table.add(key, self._entries[drive])
 
     def evict(self) -> None:
-        """Evict down to the low watermark where a drive is above the high one."""
-        for table in self._tables:
-            if len(table) > self._most:
-                over = len(table) - self._rest
-                table.pop_victims(0, over, at_least=over)
+        """Evict down to the low watermark if the node is above the high one."""
+        if len(self.table) > self._most:
+            over = len(self.table) - self._rest
+            self.table.pop_victims(0, over, at_least=over)
 
 
 def replay(requests: list[Request], policy: str, capacity: int, arrangement: Arrangement = ONE_DRIVE) -> Replayed:
     """Each request looks its blocks up in order, hits those before the first miss, and leaves all of them stored."""
     node = NodeTables(policy, capacity, arrangement)
-    entry = Entry(BLOCK, BLOCK, 0.0)
+    table = node.table
     late: deque[tuple[float, bytes]] = deque()
     hits = accesses = spent = 0
     for tokens, keys, at in requests:
-        node.prepare(keys)
         began = time.perf_counter_ns()
         while late and late[0][0] <= at:
-            key = late.popleft()[1]
-            node.home(key).touch(key, 0.0)
+            table.touch(late.popleft()[1], 0.0)
         found = 0
         for key in keys:
-            if key not in node.home(key):
+            if key not in table:
                 break
             found += 1
         if arrangement.is_taught:
-            node.observe(keys)
+            table.observe_sequence(keys)
         for key in keys:
-            table = node.home(key)
             if not arrangement.uses_late_s:
                 if not table.touch(key, 0.0) and key not in table:
-                    table.add(key, entry)
+                    node.add(key)
             elif key in table:
                 late.append((at + arrangement.uses_late_s, key))
             else:
-                table.add(key, entry)
+                node.add(key)
         node.evict()
         spent += time.perf_counter_ns() - began
         hits += min(found * BLOCK, tokens)

@@ -86,12 +86,18 @@ def test_no_policy_is_above_the_optimum_and_room_for_all_is_the_optimum():
 
 @pytest.mark.parametrize(
     "arrangement",
-    [Arrangement(drives=4), Arrangement(high=85, low=75), Arrangement(uses_late_s=30.0), Arrangement(is_taught=False)],
+    [Arrangement(high=85, low=75), Arrangement(uses_late_s=30.0), Arrangement(is_taught=False)],
 )
 def test_an_arrangement_changes_the_rate_of_the_default_and_the_same_one_repeats_it(arrangement):
     rate = replay(SMALL, "PrefixAware", 1500, arrangement).percent
     assert rate == replay(SMALL, "PrefixAware", 1500, arrangement).percent
     assert 0 < rate != replay(SMALL, "PrefixAware", 1500).percent
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_node_with_several_drives_has_the_rate_of_one_drive_of_their_size(policy):
+    rates = [replay(SMALL, policy, 1600, Arrangement(drives=drives)).percent for drives in (1, 4, 8)]
+    assert max(rates) - min(rates) < 0.5
 
 
 def test_a_use_that_never_arrives_in_time_makes_lru_a_fifo():

@@ -16,12 +16,14 @@ from sc_raw import block_id, payload
 from kvpool import config
 from kvpool.protocol import wire
 from kvpool_sidecar.counters import Stats
+from kvpool_sidecar.eviction import EvictionConfig
 from kvpool_sidecar.replication import prefetch
 from kvpool_sidecar.replication.lookup_events import LookupEvents
 from kvpool_sidecar.replication.prefetch import Prefetcher
 from kvpool_sidecar.replication.prefetch_window import PrefetchWindow, ReadDecision
 from kvpool_sidecar.storage.local.drive import Drive
-from kvpool_sidecar.storage.local.space import MAX_BLOCKS
+from kvpool_sidecar.storage.local.node_eviction import MAX_BLOCKS, NodeEviction
+from kvpool_sidecar.storage.local.node_table import NodeTable
 from kvpool_sidecar.storage.local.store import LocalStore
 from kvpool_sidecar.tenancy import limits as quota
 from kvpool_testing.blocks import key, put
@@ -90,7 +92,8 @@ class Drives:
 
     def __init__(self, directory, limit: int, **kw) -> None:
         limits = quota.CapacityLimits(1 << 30, 85, 75, MAX_BLOCKS, 0, 0)
-        self.drives = [Drive(n, str(directory / n), limits, pool_uid="uid") for n in ("one", "two")]
+        node = NodeEviction(NodeTable(limits, EvictionConfig()))
+        self.drives = [Drive(n, str(directory / n), limits, pool_uid="uid", node=node) for n in ("one", "two")]
         for root in self.drives:
             root.scan()
         self.store = LocalStore(self.drives)

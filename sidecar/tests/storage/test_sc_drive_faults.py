@@ -210,7 +210,7 @@ def test_what_was_used_before_a_restart_outlives_what_was_not(make, policy):
 
 def test_the_end_of_a_looked_up_prompt_goes_first(make):
     one = make(limits=quota.CapacityLimits(64 * MIB, 85, 75, 6))
-    one.observe_sequence([key(n) for n in range(12)], TAG)
+    one.node.table.observe_sequence([key(n) for n in range(12)], TAG)
     for n in range(12):
         put(one, n)
     one.maintain()

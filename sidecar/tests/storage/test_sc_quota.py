@@ -121,7 +121,7 @@ def test_what_nobody_uses_goes_and_what_is_used_stays(make):
     for _ in range(10):
         now[0] += 40
         read(root, 0)
-        root._space._expire_at = 0
+        root.node._expire_at = 0
         root.maintain()
     assert [n for n in range(4) if root.contains(key(n))] == [0]
     assert log.counts["expired"] == 3
@@ -140,7 +140,7 @@ def test_what_is_old_goes_however_often_it_is_used_also_after_a_restart(make):
     again.maintain()
     assert read(again, 0) is not None
     now[0] += 60
-    again._space._expire_at = 0
+    again.node._expire_at = 0
     again.maintain()
     assert not again.contains(key(0))
 
@@ -171,7 +171,7 @@ def test_a_tier_on_the_nodes_own_file_system_is_taken_without_a_word_if_that_doe
     assert "own file system" not in caplog.text
 
 
-def test_what_the_pool_says_reaches_every_drive_by_its_share(tmp_path):
+def test_what_the_pool_says_holds_for_the_drives_of_a_node_together(tmp_path):
     tiers = [
         LocalTier(name, str(tmp_path / name), size, dedicated_filesystem="Ignore")
         for name, size in (("a", 30 * MIB), ("b", 10 * MIB))
@@ -179,32 +179,14 @@ def test_what_the_pool_says_reaches_every_drive_by_its_share(tmp_path):
     cache = CacheConfig(tenant_quota_bytes=8 * MIB, idle_ttl_s=100, max_age_s=200, eviction_policy="LFU")
     store = open_local(tiers, cache, "u")
     try:
-        limits = [root._state.limits for root in store.drives]
-        assert [one.tenant_bytes for one in limits] == [6 * MIB, 2 * MIB]
-        assert {(one.idle_s, one.max_age_s) for one in limits} == {(100, 200)}
+        limits = store.table.limits
+        assert (limits.tenant_bytes, limits.idle_s, limits.max_age_s) == (8 * MIB, 100, 200)
+        assert [root.usage().capacity_bytes for root in store.drives] == [30 * MIB, 10 * MIB]
         for root in store.drives:
             root.scan()
         for n in range(60):
             put(store, n, LOUD, MIB // 2 - 4096)
         assert store.usage().used_bytes == 8 * MIB
-    finally:
-        store.close()
-
-
-def test_drives_that_share_a_prompt_each_let_its_end_go_first(tmp_path):
-    tiers = [LocalTier(name, str(tmp_path / name), 64 * MIB) for name in ("a", "b")]
-    store = open_local(tiers, CacheConfig(), "u")
-    try:
-        for root in store.drives:
-            root.scan()
-        store.observe_sequence([key(n) for n in range(40)], LOUD)
-        for n in range(40):
-            put(store, n, LOUD, 4096)
-        for root in store.drives:
-            there = [n for n in range(40) if root.contains(key(n))]
-            assert len(there) > 4
-            root._space._evict(0, at_least=4)
-            assert [n for n in range(40) if root.contains(key(n))] == there[:-4]
     finally:
         store.close()
 

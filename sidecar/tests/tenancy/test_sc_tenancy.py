@@ -91,7 +91,7 @@ def test_each_tenant_has_its_own_quota(make):
         put(root, 100 + n, LEAD)
     assert those_of(root, *range(12)) == 8
     assert those_of(root, *range(100, 112)) == 2
-    assert {tag: use.over_quota for tag, use in root.tenants().items()} == {GOLD: 4, LEAD: 10}
+    assert {tag: use.over_quota for tag, use in root.node.table.tenants().items()} == {GOLD: 4, LEAD: 10}
 
 
 def test_on_a_full_drive_the_tenant_of_the_lowest_priority_makes_room(make):
@@ -172,7 +172,7 @@ def test_what_comes_and_goes_while_the_table_is_made_anew_is_not_forgotten(make,
     assert read(root, 6) == payload(6, MIB - 4096)
     go_on.set()
     thread.join(10)
-    assert {tag: use.blocks for tag, use in root.tenants().items()} == {LEAD: 15, GOLD: 4}
+    assert {tag: use.blocks for tag, use in root.node.table.tenants().items()} == {LEAD: 15, GOLD: 4}
     assert root.usage().used_bytes == 19 * MIB
     assert sorted(dict(root.keys())) == sorted(key(n) for n in (*range(5, 20), *range(106, 110)))
 
@@ -221,12 +221,12 @@ def test_pins_follow_their_share(make):
     for _ in range(2):
         for n in range(8):
             read(root, n)
-    assert root.pinned_bytes == 8 * MIB
+    assert root.node.table.pinned_bytes == 8 * MIB
     root.reconfigure(limits(), EvictionConfig("LRU", 10, 2))
-    assert root.pinned_bytes == 3 * MIB
+    assert root.node.table.pinned_bytes == 3 * MIB
     root.reconfigure(limits(8 * MIB), EvictionConfig("LRU", 0, 2))
     root.maintain()
-    assert root.pinned_bytes == 0
+    assert root.node.table.pinned_bytes == 0
     assert those_of(root, *range(16)) == 6
     assert root.usage().used_bytes == 6 * MIB
 
@@ -279,7 +279,7 @@ ACME = TenantConfig("acme", "kvt:acme:1", ("acme-dev", "acme-prod"), 400, 800, 6
 def test_a_tenants_share_for_hints_lowers_the_pools():
     def share(tenant: int, pool: HintsConfig) -> int:
         acme = dataclasses.replace(ACME, hints_share_percent=tenant)
-        limits = Tenancy(SECRET, config(tenants=(acme,), hints=pool)).local_limits(1.0)
+        limits = Tenancy(SECRET, config(tenants=(acme,), hints=pool)).local_limits()
         return next(iter(limits.values())).hints_percent
 
     assert share(10, HintsConfig()) == 10
@@ -300,7 +300,7 @@ def test_who_is_whose():
     assert (tenancy.tenant_id("acme"), tenancy.display_name("acme")) == ("acme", "acme")
     assert tenancy.display_name("acme-dev") == "kvt/acme"
     tag = keys.tenant_tag(SECRET, "kvt:acme:1")
-    assert tenancy.local_limits(0.25) == {tag: TenantLimits(100, 60, 600, 3, hints_percent=25)}
+    assert tenancy.local_limits() == {tag: TenantLimits(400, 60, 600, 3, hints_percent=25)}
     assert tenancy.shared_limits() == {tag: TenantLimits(800, 60, 600, 3)}
 
 
@@ -316,7 +316,7 @@ def test_a_drive_that_grows_takes_more_of_the_blocks_and_what_is_being_written_a
         write(pending, header(n, data), data)
         begun.append(pending)
     grown = [dataclasses.replace(tiers[0], capacity_bytes=1 << 40), tiers[1]]
-    store.reconfigure(grown, CacheConfig(), lambda _share: {})
+    store.reconfigure(grown, CacheConfig(), dict)
     assert {store._home(key(n)).name for n in range(24)} == {"a"}
     for n, pending in enumerate(begun):
         assert pending.commit() == CommitOutcome.STORED

@@ -36,7 +36,7 @@ def create_policy(policy: str, capacity_bytes: int, pins: PinSet | None = None) 
 
 
 def create(order: EvictionConfig, limits: CapacityLimits) -> EvictionPolicy:
-    """Create an empty policy for a drive: one per tenant where the limits differ by tenant."""
+    """Create an empty policy for a node: one per tenant where the limits differ by tenant."""
     if limits.by_tenant:
         return PerTenant(*_rules(order, limits))
     return _one(order, limits, limits.of(b""))

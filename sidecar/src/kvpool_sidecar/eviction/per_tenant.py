@@ -1,6 +1,6 @@
 """One policy per tenant: a tenant's own order decides which of its blocks are evicted.
 
-When the drive as a whole is full, the largest of the tenants with the lowest priority loses blocks. So a tenant that
+When the node as a whole is full, the largest of the tenants with the lowest priority loses blocks. So a tenant that
 writes much pays for itself, and no tenant changes the order of another. The number of tenants is that of the namespaces
 served.
 """
@@ -59,13 +59,15 @@ class PerTenant(EvictionPolicy):
         """Bytes of each tenant that has blocks."""
         return {tenant: table.total_bytes for tenant, table in self._policies.items() if len(table)}
 
-    def pop_victims_of(self, tenant: bytes, need_bytes: int, max_count: int) -> list[tuple[bytes, Entry]]:
-        """Like `take_victims`, of one tenant's blocks."""
+    def pop_victims_of(
+        self, tenant: bytes, need_bytes: int, max_count: int, *, drive: int | None = None
+    ) -> list[tuple[bytes, Entry]]:
+        """Like `pop_victims`, of one tenant's blocks."""
         table = self._policies.get(tenant)
-        taken = [] if table is None or need_bytes <= 0 else table.pop_victims(need_bytes, max_count)
+        taken = [] if table is None or need_bytes <= 0 else table.pop_victims(need_bytes, max_count, drive=drive)
         for key, entry in taken:
             del self._entries[key]
-            self.total_bytes -= entry.size
+            self._account(entry, -1)
         self._note(*(key for key, _ in taken))
         return taken
 
@@ -108,9 +110,14 @@ class PerTenant(EvictionPolicy):
         self._policies[entry.tenant].reinsert(block_key, entry)
 
     def _evict(self) -> bytes:
-        some = (tenant for tenant, table in self._policies.items() if len(table))
-        tenant = min(some, key=lambda one: (self._priority(one), -self._policies[one].total_bytes))
-        (key, _), *_ = self._policies[tenant].pop_victims(0, 1, at_least=1)
+        return self._pop_one([tenant for tenant, table in self._policies.items() if len(table)], None)
+
+    def _next_on(self, drive: int) -> bytes:
+        return self._pop_one([one for one, table in self._policies.items() if table.on_drive(drive).blocks], drive)
+
+    def _pop_one(self, tenants: list[bytes], drive: int | None) -> bytes:
+        tenant = min(tenants, key=lambda one: (self._priority(one), -self._policies[one].total_bytes))
+        (key, _), *_ = self._policies[tenant].pop_victims(0, 1, at_least=1, drive=drive)
         return key
 
     def _use(self, block_key: bytes) -> None:

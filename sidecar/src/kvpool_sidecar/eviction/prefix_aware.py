@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from kvpool.protocol.hint import HintKind
@@ -35,10 +36,11 @@ _EARLY = (HintKind.ENDED, HintKind.TTL)  # hold for blocks whose store is under 
 
 
 class _Node(MarkedNode):
-    __slots__ = ("alive", "children", "depth", "last", "parent", "place", "uses")
+    __slots__ = ("alive", "children", "depth", "drive", "last", "parent", "place", "uses")
 
-    def __init__(self, block_key: bytes, size: int, uses: int, last: int) -> None:
-        super().__init__(block_key, size)
+    def __init__(self, block_key: bytes, entry: Entry, uses: int, last: int) -> None:
+        super().__init__(block_key, entry.size)
+        self.drive = entry.drive
         self.uses = uses
         self.last = last
         self.parent: _Node | None = None
@@ -85,7 +87,7 @@ class SequenceHints:
 
 
 class PrefixAware(EvictionPolicy):
-    """See the module. `capacity_bytes` is of the drive; `seed` makes the choice among prompts repeatable."""
+    """See the module. `capacity_bytes` is of the node; `seed` makes the choice among prompts repeatable."""
 
     def __init__(self, capacity_bytes: int, seed: int = 1) -> None:
         super().__init__()
@@ -168,7 +170,7 @@ class PrefixAware(EvictionPolicy):
     def _admit(self, block_key: bytes, entry: Entry) -> None:
         ages = self._model
         ages.clock += entry.size
-        node = _Node(block_key, entry.size, ages.record(block_key, min(entry.uses, CLASSES - 1)), ages.clock)
+        node = _Node(block_key, entry, ages.record(block_key, min(entry.uses, CLASSES - 1)), ages.clock)
         self._nodes[block_key] = node
         self._to_leaves(node)
         if (hint := self._hints.pop(entry.tenant, block_key)) is not None:
@@ -205,14 +207,30 @@ class PrefixAware(EvictionPolicy):
         self._forget(node.block_key)
         return node.block_key
 
+    def _find_on(self, drive: int) -> bytes:
+        """The end of a prompt, on this drive, that is next in the order; blocks behind it stay on other drives."""
+        ended = islice(self._ended, _SAMPLE)
+        for node in chain(ended, sorted(self._sample(), key=self._rank)):
+            here: _Node | None = node
+            while here is not None and here.alive:
+                if here.drive == drive:
+                    return here.block_key
+                here = here.parent
+        return super()._find_on(drive)
+
     def _least_valuable_leaf(self) -> _Node:
         """The least promising of a sample of leaves; the one that waits for longest among equals."""
+        return min(self._sample(), key=self._rank)
+
+    def _sample(self) -> list[_Node]:
         self._model.refit()
         self._marks.expire(self._model.clock)
         leaves = self._leaves
         count = len(leaves)
-        some = leaves if count <= _SAMPLE else [leaves[int(self._random() * count)] for _ in range(_SAMPLE)]
-        return min(some, key=lambda node: (self._value(node), node.last))
+        return leaves if count <= _SAMPLE else [leaves[int(self._random() * count)] for _ in range(_SAMPLE)]
+
+    def _rank(self, node: _Node) -> tuple[float, int]:
+        return self._value(node), node.last
 
     def _value(self, node: _Node) -> float:
         if node.expected is not None:

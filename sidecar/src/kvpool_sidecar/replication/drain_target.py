@@ -102,7 +102,7 @@ class DrainTarget:
             return ReceiveResult.ABSENT
         if not 0 < found.payload_len <= self._max_block_bytes:
             return ReceiveResult.REFUSED
-        if not evict and self._local.headroom_for(key) < HEADER_BYTES + found.payload_len:
+        if not evict and self._local.largest_fit() < HEADER_BYTES + found.payload_len:
             return ReceiveResult.FULL
         link = self._connection(found.peer)
         try:

@@ -102,7 +102,7 @@ class Replicator:
                     return CopyResult.CUT
                 if self._local.contains(request.key) or not 0 < request.payload_len <= self._max_block_bytes:
                     continue
-                if self._local.headroom_for(request.key) < HEADER_BYTES + request.payload_len:
+                if self._local.largest_fit() < HEADER_BYTES + request.payload_len:
                     return CopyResult.FULL
                 if self._copy_one(request, links, lost, limiter):
                     on_copied(request.payload_len)

@@ -169,16 +169,16 @@ class SessionHints:
         """Return sessions known, the share of expectations that came true, and the residency time."""
         with self._lock:
             sessions, blocks = len(self._sessions), self._sessions.blocks
-        marks = [(drive, one) for drive in self._local.drives for one in drive.session_marks()]
-        decided = sum(one.weight for _, one in marks)
-        rate = sum(one.rate for _, one in marks)
+        marks = self._local.session_marks()
+        decided = sum(one.weight for one in marks)
+        rate = sum(one.rate for one in marks)
         capacity = self._local.usage().capacity_bytes
         return {
             "enabled": self.enabled,
             "sessions": sessions,
             "session_blocks": blocks,
-            "expected_bytes": sum(one.expected_bytes for _, one in marks),
-            "truth": round(sum(one.truth * one.weight for _, one in marks) / decided, 3) if decided else 0.0,
+            "expected_bytes": sum(one.expected_bytes for one in marks),
+            "truth": round(sum(one.truth * one.weight for one in marks) / decided, 3) if decided else 0.0,
             "decided": round(decided),
             "residency_seconds": round(capacity / rate) if rate >= 1 else 0,
             "results": self._stats.whole(FAMILY),

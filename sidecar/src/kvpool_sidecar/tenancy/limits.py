@@ -18,7 +18,6 @@ __all__ = [
     "headroom",
     "pending_limit",
     "reserve",
-    "share_of",
 ]
 
 
@@ -39,7 +38,7 @@ _NO_OVERRIDES: Final[Mapping[bytes, TenantLimits]] = MappingProxyType({})
 
 
 class CapacityLimits(NamedTuple):
-    """Limits of one drive."""
+    """Limits of one drive, or of all drives of a node."""
 
     capacity: int
     high_percent: int
@@ -68,11 +67,6 @@ class CapacityLimits(NamedTuple):
     def by_age(self) -> bool:
         """True if a limit depends on creation times."""
         return bool(self.max_age_s or any(one.max_age_s for one in self.tenants.values()))
-
-
-def share_of(quota_bytes: int, share: float) -> int:
-    """Return a drive's share of a tenant's quota. At least one byte, as 0 means no quota."""
-    return max(1, int(quota_bytes * share)) if quota_bytes else 0
 
 
 def bytes_over_capacity(used: int, pending: int, need: int, limits: CapacityLimits) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvpool.protocol import keys
-from kvpool_sidecar.tenancy.limits import NO_HINTS, TenantLimits, share_of
+from kvpool_sidecar.tenancy.limits import NO_HINTS, TenantLimits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,9 +53,9 @@ class Tenancy:
         """Percent of a tenant's bytes that its sessions may expect to use again; NO_HINTS: hints are off."""
         return self._hints.share_percent if self._hints.enabled else NO_HINTS
 
-    def local_limits(self, share: float) -> Mapping[bytes, TenantLimits]:
-        """Limits by tag on a drive with this share of the capacity of a node."""
-        limits = {tag: _limits(tenant, share_of(tenant.quota_bytes, share)) for tag, tenant in self._by_tag.items()}
+    def local_limits(self) -> Mapping[bytes, TenantLimits]:
+        """Limits by tag on the drives of a node together."""
+        limits = {tag: _limits(tenant, tenant.quota_bytes) for tag, tenant in self._by_tag.items()}
         if not self._hints.enabled:
             return limits
         shares = {tag: min(self._hints.share_percent, t.hints_share_percent) for tag, t in self._by_tag.items()}

@@ -1,8 +1,7 @@
-"""One directory on one drive of this node, as a store with its own capacity and eviction table."""
+"""One directory on one drive of this node, as a store with its own capacity. The node's table decides what goes."""
 
 from __future__ import annotations
 
-import heapq
 import logging
 import os
 import stat
@@ -11,16 +10,16 @@ from typing import TYPE_CHECKING
 from kvpool.errors import ConfigError
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.blocks.events import BlockEvents, BlockReplicated
-from kvpool_sidecar.eviction import EvictionConfig, PerTenant
-from kvpool_sidecar.eviction.session_marks import MarksStatus
-from kvpool_sidecar.storage.base import Block, Store, TenantUsage, Usage, WriteTransaction
+from kvpool_sidecar.storage.base import Block, Store, Usage, WriteTransaction
 from kvpool_sidecar.storage.local.directory import TierDirectory
+from kvpool_sidecar.storage.local.node_eviction import NodeEviction
+from kvpool_sidecar.storage.local.node_table import NodeTable
 from kvpool_sidecar.storage.local.reader import BlockReader
 from kvpool_sidecar.storage.local.removal import BlockRemover
 from kvpool_sidecar.storage.local.scanner import Scanner
 from kvpool_sidecar.storage.local.space import SpaceManager
 from kvpool_sidecar.storage.local.state import DriveSettings, DriveState
-from kvpool_sidecar.storage.local.writer import BLOCK_MODE, BlockWriter
+from kvpool_sidecar.storage.local.writer import BLOCK_MODE, BlockWriter, file_space
 from kvpool_sidecar.system import filesystem
 
 if TYPE_CHECKING:
@@ -28,11 +27,10 @@ if TYPE_CHECKING:
     from threading import Event
 
     from kvpool.protocol.block import BlockHeader
-    from kvpool_sidecar.eviction.session_marks import SessionHint
+    from kvpool_sidecar.eviction import EvictionConfig
     from kvpool_sidecar.storage.local.endurance import DriveEndurance
     from kvpool_sidecar.storage.local.health import DriveHealth
     from kvpool_sidecar.storage.local.held import HeldFiles
-    from kvpool_sidecar.storage.local.state import PendingCopies
     from kvpool_sidecar.storage.tombstones import PurgeTombstones
     from kvpool_sidecar.tenancy import limits as quota
 
@@ -48,7 +46,8 @@ class Drive(Store):
     """See Store. `scan` must run once. The directory is created if it is missing.
 
     `path` must belong to this user and be writable by no other user. ConfigError if the directory cannot be used
-    (kvpool_sidecar.storage.local.directory).
+    (kvpool_sidecar.storage.local.directory). `node`: eviction of the node, shared by its drives; without it the drive
+    is alone on its node.
     """
 
     def __init__(
@@ -60,6 +59,7 @@ class Drive(Store):
         pool_uid: str,
         events: BlockEvents | None = None,
         settings: DriveSettings = _DEFAULTS,
+        node: NodeEviction | None = None,
     ) -> None:
         self.name = name
         directory = TierDirectory(name, path, pool_uid, read_path=settings.read_path, use_tmpfile=settings.use_tmpfile)
@@ -69,11 +69,12 @@ class Drive(Store):
             directory.close()
             raise
         self.generation = directory.pool_id.generation
-        self._state = DriveState(name, directory, limits, events or BlockEvents(), settings)
+        self.node = node or NodeEviction(NodeTable(limits, settings.order, settings.clock))
+        self._state = DriveState(name, directory, limits, events or BlockEvents(), settings, self.node.table)
         self._remover = BlockRemover(self._state)
         self._scanner = Scanner(self._state)
         self._reader = BlockReader(self._state, self._remover, self._scanner)
-        self._space = SpaceManager(self._state)
+        self._space = SpaceManager(self._state, self.node, self._remover)
         self._writer = BlockWriter(self._state, self._space)
 
     @property
@@ -97,7 +98,7 @@ class Drive(Store):
     @property
     def due(self) -> Event:
         """Set when `maintain` has work to do before its next period."""
-        return self._space.due
+        return self._state.due
 
     @property
     def scanned(self) -> bool:
@@ -106,20 +107,21 @@ class Drive(Store):
 
     @property
     def settled(self) -> bool:
-        """False while the drive does not follow the last `reconfigure` yet."""
-        return self._space.settled
+        """False while the node does not follow the last `reconfigure` yet."""
+        return self.node.settled
 
     def set_tombstones(self, tombstones: PurgeTombstones) -> None:
         super().set_tombstones(tombstones)
         self._writer.tombstones = tombstones
 
-    def set_pending_copies(self, pending_copies: PendingCopies) -> None:
-        """Set the blocks that eviction copies first."""
-        self._state.pending_copies = pending_copies
+    def set_limits(self, limits: quota.CapacityLimits) -> None:
+        """Apply another capacity and reserve. Returns immediately; the next `maintain`, due now, enforces them."""
+        self._space.reconfigure(limits)
 
     def reconfigure(self, limits: quota.CapacityLimits, order: EvictionConfig) -> None:
-        """Apply other limits and another order. Returns immediately; the next `maintain`, due now, enforces them."""
-        self._space.reconfigure(limits, order)
+        """Apply other limits and another order to a drive that is alone on its node; see `set_limits`."""
+        self.node.reconfigure(limits, order)
+        self.set_limits(limits)
 
     def scan(self) -> None:
         """Fill the table with the blocks found; remove other files. Reads are served meanwhile, writes wait."""
@@ -151,7 +153,16 @@ class Drive(Store):
         return self._remover.quarantine(block_key)
 
     def maintain(self) -> None:
+        self.node.maintain()
         self._space.maintain()
+
+    def has_room(self, payload_len: int) -> bool:
+        """Return whether a block of this length fits below the high watermark, as far as is known without I/O."""
+        return self._space.has_room(file_space(payload_len))
+
+    def fill_ratio(self) -> float:
+        """Return the share of the capacity that is occupied."""
+        return self._space.fill_ratio()
 
     def headroom_bytes(self) -> int:
         """Return the bytes that fit below the low watermark and the file system's reserve; 0 or less: none."""
@@ -164,67 +175,22 @@ class Drive(Store):
     def payload_len(self, block_key: bytes) -> int:
         """As the table knows it; 0 if the block is not here."""
         with self._state.lock:
-            entry = self._state.policy.get(block_key)
+            entry = self._state.get(block_key)
         return 0 if entry is None or self._state.health.fenced else entry.payload_len
-
-    def used_since(self, idle_s: float) -> list[tuple[bytes, int, float]]:
-        """Key, payload length and idle seconds of the blocks that were used within the last `idle_s`."""
-        now = self._state.now()
-        with self._state.lock:
-            found = self._state.policy.used_since(now - idle_s)
-        return [(key, payload_len, max(0.0, now - when)) for key, payload_len, when in found]
-
-    def coldest_idle_s(self) -> float:
-        """Seconds for which the coldest tenth of the blocks has not been used; 0: nothing is here."""
-        now = self._state.now()
-        with self._state.lock:
-            uses = self._state.policy.last_uses()
-        return max(0.0, now - heapq.nsmallest(len(uses) // 10 + 1, uses)[-1]) if uses else 0.0
-
-    @property
-    def pinned_bytes(self) -> int:
-        """Bytes of blocks that go last, because they are used so often."""
-        with self._state.lock:
-            return self._state.policy.pinned_bytes
 
     def usage(self) -> Usage:
         with self._state.lock:
-            return Usage(self._state.limits.capacity, self._state.used_bytes, len(self._state.policy))
-
-    def tenants(self) -> dict[bytes, TenantUsage]:
-        """Usage by tenant tag, where blocks are attributed to tenants; else empty."""
-        with self._state.lock:
-            tables = self._state.policy.policies() if isinstance(self._state.policy, PerTenant) else {}
-            return {
-                tag: TenantUsage(table.total_bytes, len(table), self._state.over_quota[tag])
-                for tag, table in tables.items()
-            }
+            blocks = self._state.policy.on_drive(self._state.number).blocks
+            return Usage(self._state.limits.capacity, self._state.used_bytes, blocks)
 
     def keys(self) -> Iterator[tuple[bytes, int]]:
         with self._state.lock:
             snapshot = list(self._state.policy)
         for key in snapshot:
             with self._state.lock:
-                entry = self._state.policy.get(key)
+                entry = self._state.get(key)
             if entry is not None:
                 yield key, entry.payload_len
-
-    def observe_sequence(self, keys: Sequence[bytes], tenant: bytes) -> None:
-        """A prompt's blocks in order, as far as this drive is their place."""
-        with self._state.lock:
-            self._state.policy.observe_sequence(keys, tenant)
-
-    def hint(self, hint: SessionHint, keys: Sequence[bytes], tenant: bytes) -> int:
-        """Apply a session's hint to the blocks of its prompt that are here; return how many took it."""
-        with self._state.lock:
-            return self._state.policy.hint(hint, keys, tenant)
-
-    def session_marks(self) -> list[MarksStatus]:
-        """What the tables of this drive learned from sessions, with the drive's capacity as the unit of their rates."""
-        with self._state.lock:
-            policy = self._state.policy
-            tables = policy.policies().values() if isinstance(policy, PerTenant) else (policy,)
-            return [MarksStatus.of(table.marks) for table in tables if table.marks is not None]
 
     def mark_shared(self, block_key: bytes) -> None:
         """Persist the copy in the sticky bit of the file, which has no other meaning for a file."""

@@ -37,7 +37,7 @@ class BlockReader:
     def contains(self, block_key: bytes) -> bool:
         """See Store.contains."""
         with self._state.lock:
-            known = block_key in self._state.policy
+            known = self._state.get(block_key) is not None
         if known or self._state.scanned:
             return known and not self._state.health.fenced
         try:
@@ -52,12 +52,12 @@ class BlockReader:
         if state.health.fenced:
             return [None] * len(keys)
         with state.lock:  # after the scan the table is complete: absent blocks cost no I/O
-            unknown = {key for key in keys if key not in state.policy} if state.scanned else frozenset[bytes]()
+            unknown = {key for key in keys if state.get(key) is None} if state.scanned else frozenset[bytes]()
         if len(unknown) == len(keys):
             return [None] * len(keys)
         with state.health:
             files = [(-1, 0) if key in unknown else self._open_file(key) for key in keys]
-            now = state.now()
+            now = state.table.now()
             found: list[Block | None] = []
             truncated: list[tuple[bytes, int]] = []
             due: list[tuple[bytes, int]] = []

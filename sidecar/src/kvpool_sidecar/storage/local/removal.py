@@ -22,6 +22,9 @@ __all__ = ["BlockRemover"]
 log = logging.getLogger(__name__)
 
 
+_BATCH = 256
+
+
 class BlockRemover:
     """Removes blocks from table and directory, and emits their removal. Thread-safe."""
 
@@ -31,8 +34,39 @@ class BlockRemover:
     def delete(self, block_key: bytes) -> bool:
         """See Store.delete."""
         with self._state.lock:
-            known = self._state.policy.discard(block_key)
+            known = self._state.discard(block_key)
         return self._state.unlink(block_key) or known
+
+    def remove_doomed(self) -> None:
+        """Unlink the victims of evictions; those that cannot be unlinked now stay for the next call."""
+        state = self._state
+        failed: list[tuple[bytes, int]] = []
+        for _ in range(len(state.doomed) // _BATCH + 1):
+            with state.lock:
+                some = [state.doomed.popleft() for _ in range(min(_BATCH, len(state.doomed)))]
+                state.doomed_bytes -= sum(size for _, size in some)
+                stored_again = {key for key, _ in some if state.get(key) is not None}
+            for number, (key, size) in enumerate(some):
+                if state.closed or state.health.fenced:
+                    failed += some[number:]
+                    break
+                if key not in stored_again and not self._unlink_victim(key):
+                    failed.append((key, size))
+        if failed:
+            with state.lock:
+                state.doomed.extend(failed)
+                state.doomed_bytes += sum(size for _, size in failed)
+
+    def _unlink_victim(self, block_key: bytes) -> bool:
+        try:
+            with self._state.health:
+                self._state.held.unlink(block_key, names.block_path(block_key), self._state.directory.blocks)
+        except FileNotFoundError:
+            return True
+        except OSError as e:
+            self._state.record_error(e)
+            return False
+        return True
 
     def purge(self, keys: Sequence[bytes]) -> int:
         """See Store.purge."""
@@ -52,7 +86,7 @@ class BlockRemover:
         """See Store.quarantine."""
         name = block_key.hex()
         with self._state.lock:
-            self._state.policy.discard(block_key)
+            self._state.discard(block_key)
         try:
             directory = self._state.directory
             os.rename(names.block_path(block_key), name, src_dir_fd=directory.blocks, dst_dir_fd=directory.quarantined)
@@ -74,18 +108,18 @@ class BlockRemover:
         A writer adds the entry after it links the file, so the file is checked once more under the lock.
         """
         with self._state.lock:
-            if block_key not in self._state.policy:
+            if self._state.get(block_key) is None:
                 return
             with contextlib.suppress(OSError):
                 os.stat(names.block_path(block_key), dir_fd=self._state.directory.blocks, follow_symlinks=False)
                 return
-            self._state.policy.discard(block_key)
+            self._state.discard(block_key)
         self._state.events.emit(BlocksRemoved([block_key]))
 
     def remove_non_block(self, block_key: bytes) -> None:
         """Remove a link, directory or empty file that stands where a block should be."""
         with self._state.lock:
-            known = self._state.policy.discard(block_key)
+            known = self._state.discard(block_key)
         if self._state.unlink(block_key):
             self._state.events.emit(DriveIncident("junk", 1))
         if known:

@@ -41,10 +41,10 @@ class Scanner:
             lambda: self._state.closed,
         )
         with self._state.lock:
-            self._state.policy.sort_by_last_use()
-        self._state.scan_done.set()
-        with self._state.lock:
-            blocks, used = len(self._state.policy), self._state.used_bytes
+            self._state.scan_done.set()
+            if all(drive.scanned or drive.health.fenced for drive in self._state.table.drives):
+                self._state.policy.sort_by_last_use()
+            blocks, used = self._state.policy.on_drive(self._state.number).blocks, self._state.used_bytes
         seconds = time.monotonic() - started
         log.info("tier %s: %d blocks, %d bytes, scanned in %.2f s", self._state.name, blocks, used, seconds)
 
@@ -52,9 +52,13 @@ class Scanner:
         """Add a block that the scan, or a reader before it, has found. `info`: of its file."""
         header = self._state.header_of(block_key) if self._state.reads_headers else None
         with self._state.lock:
-            is_new = block_key not in self._state.policy
+            known = self._state.policy.get(block_key)
+            is_new = known is None
             if is_new:
-                self._state.policy.add(block_key, entry_of(info, header))
+                self._state.policy.add(block_key, entry_of(info, self._state.number, header))
+        if known is not None and known.drive != self._state.number:  # placed again while this drive was away
+            self._state.unlink(block_key)
+            self._state.events.emit(DriveIncident("junk", 1))
         if is_new and header is not None:
             self._state.events.emit(BlockStored(block_key, header))
         if is_new and not info.st_mode & stat.S_ISVTX:

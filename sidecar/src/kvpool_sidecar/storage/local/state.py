@@ -6,15 +6,13 @@ import errno
 import logging
 import os
 import threading
-import time
-from collections import Counter
+from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from kvpool.errors import CorruptBlockError
 from kvpool.protocol import block
 from kvpool.protocol.block import HEADER_BYTES
-from kvpool_sidecar import eviction as evict
 from kvpool_sidecar.blocks.events import BlockEvents, DriveIncident
 from kvpool_sidecar.eviction import Entry, EvictionConfig, decode_uses
 from kvpool_sidecar.storage import layout as names
@@ -25,30 +23,23 @@ from kvpool_sidecar.system import filesystem
 from kvpool_sidecar.system import safe_open as safefs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable
 
     from kvpool.protocol.block import BlockHeader
+    from kvpool_sidecar.eviction import EvictionPolicy
     from kvpool_sidecar.storage.base import WriteTransaction
     from kvpool_sidecar.storage.local.directory import TierDirectory
+    from kvpool_sidecar.storage.local.node_table import NodeTable
     from kvpool_sidecar.tenancy import limits as quota
 
-__all__ = ["DriveSettings", "DriveState", "PendingCopies", "entry_of"]
+__all__ = ["DriveSettings", "DriveState", "entry_of"]
 
 log = logging.getLogger(__name__)
 
 _KEPT_IN_QUARANTINE = 8
+_MAX_DOOMED = 1 << 17  # of a drive that does not work; further files are found by the next scan
 _PAGE = 4096
 _DRIVE_ERRORS = {errno.EIO, errno.EROFS, errno.ENXIO, errno.ENODEV, errno.EUCLEAN}
-
-
-class PendingCopies(Protocol):
-    """Blocks whose copy to the shared tier is pending (kvpool_sidecar.replication.write_back)."""
-
-    def dirty(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Return which of these blocks should be copied, if possible, before they are evicted."""
-
-    def expedite(self, keys: Sequence[bytes]) -> None:
-        """Copy these blocks next: they are evicted once they are copied."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +59,8 @@ class DriveSettings:
 class DriveState:
     """Shared by reader, remover, space manager and scanner of one drive.
 
-    `lock` guards `policy`, `limits`, `config`, `pending`, `pending_bytes`, `quarantine_bytes` and `over_quota`. It is
-    held for table operations only, never during I/O or while an event is emitted.
+    `lock`, of the node's table, guards `limits`, `pending`, `pending_bytes`, `quarantine_bytes`, `doomed` and
+    `doomed_bytes`.
     """
 
     def __init__(
@@ -79,6 +70,7 @@ class DriveState:
         limits: quota.CapacityLimits,
         events: BlockEvents,
         settings: DriveSettings,
+        table: NodeTable,
     ) -> None:
         self.name = name
         self.directory = directory
@@ -86,38 +78,70 @@ class DriveState:
         self.settings = settings
         self.health = DriveHealth(name, directory.probe)
         self.held = HeldFiles()
-        self.pending_copies: PendingCopies | None = None
-        self.lock = threading.Lock()
+        self.table = table
+        self.lock = table.lock
+        self.due = threading.Event()  # maintenance has work to do
         self.limits = limits
-        self.config = settings.order
-        self.policy = evict.create(self.config, limits)
         self.pending: set[WriteTransaction] = set()
         self.pending_bytes = 0
         self.quarantine_bytes = 0
-        self.over_quota: Counter[bytes] = Counter()
+        self.doomed: deque[tuple[bytes, int]] = deque()  # key and size of victims that are not unlinked yet
+        self.doomed_bytes = 0
+        self.available_bytes: int | None = None  # what blocks may take of the file system, as last measured
         self.scan_done = threading.Event()
         self.closed = False
-        self._started_at, self._started = time.time(), time.monotonic()
+        self.number = table.join(self)
+
+    @property
+    def policy(self) -> EvictionPolicy:
+        """The order of the node's blocks. The lock is held."""
+        return self.table.policy
+
+    def get(self, block_key: bytes) -> Entry | None:
+        """Return the entry of a block on this drive. The lock is held."""
+        entry = self.policy.get(block_key)
+        return entry if entry is not None and entry.drive == self.number else None
+
+    def discard(self, block_key: bytes) -> bool:
+        """Remove a block of this drive from the table; False if it is not there. The lock is held."""
+        return self.get(block_key) is not None and self.policy.discard(block_key)
+
+    def doom(self, victims: Iterable[tuple[bytes, Entry]]) -> None:
+        """Have files unlinked by the next maintenance, due now; they are out of the table. The lock is held."""
+        for key, entry in victims:
+            if len(self.doomed) < _MAX_DOOMED:
+                self.doomed.append((key, entry.size))
+                self.doomed_bytes += entry.size
+        self.due.set()
 
     @property
     def scanned(self) -> bool:
-        """True once the policy's table is complete."""
+        """True once the table has all blocks of the drive."""
         return self.scan_done.is_set()
+
+    @property
+    def is_usable(self) -> bool:
+        """True if blocks can be stored and removed."""
+        return self.scanned and not self.health.fenced
 
     @property
     def used_bytes(self) -> int:
         """Bytes of blocks and quarantined blocks. The lock is held."""
-        return self.policy.total_bytes + self.quarantine_bytes
+        return self.policy.on_drive(self.number).total_bytes + self.quarantine_bytes
+
+    @property
+    def room_bytes(self) -> int:
+        """The capacity; less where the file system is smaller, so that another drive's blocks go as well."""
+        available, limits = self.available_bytes, self.limits
+        if available is None or len(self.table.drives) == 1:
+            return limits.capacity
+        return max(0, min(limits.capacity, available * 100 // max(1, limits.high_percent)))
 
     @property
     def reads_headers(self) -> bool:
         """True if the table needs fields of the blocks' headers."""
-        return self.settings.read_headers or self.limits.by_tenant or self.limits.by_age
-
-    def now(self) -> float:
-        """Return Unix seconds that advance evenly, also when the node's clock is set."""
-        clock = self.settings.clock
-        return clock() if clock is not None else self._started_at + time.monotonic() - self._started
+        limits = self.table.limits
+        return self.settings.read_headers or limits.by_tenant or limits.by_age
 
     def record_error(self, error: OSError) -> None:
         """Count an error of the drive itself; several within a short time fence the drive."""
@@ -156,9 +180,10 @@ class DriveState:
             self.quarantine_bytes = kept
 
 
-def entry_of(info: os.stat_result, header: BlockHeader | None = None) -> Entry:
-    """Return the table entry of a block's file."""
+def entry_of(info: os.stat_result, drive: int, header: BlockHeader | None = None) -> Entry:
+    """Return the table entry of a block's file on the drive with this number."""
     tenant = header.tenant_tag if header is not None else b""
     size = max(info.st_blocks * 512, _PAGE)
     created = min(header.created_ms / 1000, info.st_mtime) if header is not None else 0.0
-    return Entry(size, info.st_size - HEADER_BYTES, info.st_mtime, decode_uses(info.st_mtime_ns), tenant, created)
+    uses = decode_uses(info.st_mtime_ns)
+    return Entry(size, info.st_size - HEADER_BYTES, info.st_mtime, uses, tenant, created, drive)

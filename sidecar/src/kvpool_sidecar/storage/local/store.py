@@ -1,7 +1,9 @@
-"""A node's own drives as one store: the key selects a block's drive; each drive has its own table and capacity."""
+"""A node's own drives as one store, with one table and one order of eviction; the drives only hold the blocks."""
 
 from __future__ import annotations
 
+import heapq
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -12,7 +14,8 @@ from kvpool_sidecar.eviction import EvictionConfig
 from kvpool_sidecar.storage.base import Block, Store, TenantUsage, Usage, WriteTransaction
 from kvpool_sidecar.storage.local import placement
 from kvpool_sidecar.storage.local.drive import Drive
-from kvpool_sidecar.storage.local.space import MAX_BLOCKS
+from kvpool_sidecar.storage.local.node_eviction import MAX_BLOCKS, NodeEviction
+from kvpool_sidecar.storage.local.node_table import NodeTable
 from kvpool_sidecar.storage.local.state import DriveSettings
 from kvpool_sidecar.tenancy import limits as quota
 
@@ -21,24 +24,29 @@ if TYPE_CHECKING:
 
     from kvpool.config import CacheConfig, LocalTier
     from kvpool.protocol.block import BlockHeader
-    from kvpool_sidecar.eviction.session_marks import SessionHint
-    from kvpool_sidecar.storage.local.state import PendingCopies
+    from kvpool_sidecar.eviction.session_marks import MarksStatus, SessionHint
+    from kvpool_sidecar.storage.local.node_table import PendingCopies
     from kvpool_sidecar.storage.tombstones import PurgeTombstones
 
 __all__ = ["LocalStore", "open_local"]
 
-TenantsOf = Callable[[float], Mapping[bytes, quota.TenantLimits]]
+TenantsOf = Callable[[], Mapping[bytes, quota.TenantLimits]]
 
 
 class LocalStore(Store):
-    """See Store. Blocks that an earlier set of drives placed elsewhere are still found; new blocks follow the current
-    placement.
+    """See Store. The key selects a block's drive; another one takes it while that has no room.
+
+    Blocks are found wherever they are. The drives share one NodeEviction.
     """
 
     name = "local"
 
     def __init__(self, roots: Sequence[Drive], events: BlockEvents | None = None) -> None:
+        if any(root.node is not roots[0].node for root in roots):
+            raise ValueError("drives of a node share one table")
         self.drives = tuple(roots)
+        self.node = roots[0].node
+        self.table = self.node.table
         self.events = events or BlockEvents()
         self._names = [root.name for root in roots]
         self._weights = [root.usage().capacity_bytes for root in roots]
@@ -50,16 +58,15 @@ class LocalStore(Store):
         tenants: TenantsOf,
         hints_percent: int = quota.NO_HINTS,
     ) -> None:
-        """Apply other capacities, orders, quotas and ages to the drives. Returns immediately; `maintain` enforces
-        them."""
-        for root, limits in zip(self.drives, _limits(tiers, cache, tenants, hints_percent), strict=True):
-            root.reconfigure(limits, _order(cache))
+        """Apply other capacities, orders, quotas and ages. Returns immediately; `maintain` enforces them."""
+        self.node.reconfigure(_node_limits(tiers, cache, tenants, hints_percent), _order(cache))
+        for root, tier in zip(self.drives, tiers, strict=True):
+            root.set_limits(_drive_limits(tier, cache))
         self._weights = [tier.capacity_bytes for tier in tiers]
 
     def set_pending_copies(self, pending_copies: PendingCopies) -> None:
         """Set the blocks whose copy is pending: eviction copies them first, if possible."""
-        for drive in self.drives:
-            drive.set_pending_copies(pending_copies)
+        self.table.pending_copies = pending_copies
 
     def set_tombstones(self, tombstones: PurgeTombstones) -> None:
         super().set_tombstones(tombstones)
@@ -81,67 +88,89 @@ class LocalStore(Store):
         return self.drives[0].generation
 
     def contains(self, block_key: bytes) -> bool:
-        return any(root.contains(block_key) for root in self.drives)
+        return self.drive_of(block_key) is not None
 
     def open(self, block_key: bytes) -> Block | None:
-        home = self._home(block_key)
-        if (found := home.open(block_key)) is not None:
-            return found
-        for root in self.drives:
-            if root is not home and root.contains(block_key) and (found := root.open(block_key)) is not None:
-                return found
-        return None
+        return self._open_many((block_key,))[0]
 
     def open_many(self, keys: Sequence[bytes]) -> list[Block | None]:
-        found = self.drives[0].open_many(keys) if len(self.drives) == 1 else super().open_many(keys)
+        found = self._open_many(keys)
         if self.events.has_subscribers(BlocksOpened):
             opened = [key for key, block in zip(keys, found, strict=True) if block is not None]
             self.events.emit(BlocksOpened(opened))
         return found
 
+    def _open_many(self, keys: Sequence[bytes]) -> list[Block | None]:
+        if len(self.drives) == 1:
+            return self.drives[0].open_many(keys)
+        found: list[Block | None] = [None] * len(keys)
+        by_drive: dict[int, list[int]] = {}
+        for position, number in enumerate(self.table.drives_of(keys)):
+            by_drive.setdefault(number, []).append(position)
+        unknown = by_drive.pop(-1, [])
+        try:
+            for number, positions in by_drive.items():
+                opened = self.drives[number].open_many([keys[n] for n in positions])
+                for position, block in zip(positions, opened, strict=True):
+                    found[position] = block
+            for position in unknown:
+                found[position] = self._open_unknown(keys[position])
+        except BaseException:
+            for block in found:
+                if block is not None:
+                    os.close(block.fd)
+            raise
+        return found
+
+    def _open_unknown(self, block_key: bytes) -> Block | None:
+        """Open a block that the table does not have: it may be on a drive whose scan is not complete."""
+        unscanned = (drive for drive in self._in_order_of(block_key) if not drive.scanned)
+        return next((found for drive in unscanned if (found := drive.open(block_key)) is not None), None)
+
     def observe_sequence(self, keys: Sequence[bytes], tenant: bytes) -> None:
         """Record a prompt's blocks in order, from its first on, for the eviction order."""
-        if len(self.drives) == 1:
-            self.drives[0].observe_sequence(keys, tenant)
-            return
-        by_place: dict[Drive, list[bytes]] = {}
-        for key in keys:
-            by_place.setdefault(self._home(key), []).append(key)
-        for root, part in by_place.items():
-            root.observe_sequence(part, tenant)
+        self.table.observe_sequence(keys, tenant)
 
     def hint(self, hint: SessionHint, keys: Sequence[bytes], tenant: bytes) -> int:
         """Apply a session's hint to the blocks of its prompt, in order; return how many took it."""
-        by_place: dict[Drive, list[bytes]] = {}
-        for key in keys:
-            by_place.setdefault(self._home(key), []).append(key)
-        return sum(root.hint(hint, part, tenant) for root, part in by_place.items())
+        return self.table.hint(hint, keys, tenant)
+
+    def session_marks(self) -> list[MarksStatus]:
+        """Return what the table learned from sessions."""
+        return self.table.session_marks()
 
     def drive_of(self, block_key: bytes) -> Drive | None:
-        """Return the drive that has the block, by the tables."""
-        home = self._home(block_key)
-        return next((root for root in (home, *self.drives) if root.contains(block_key)), None)
+        """Return the drive that has the block, by the table; by looking where a scan is not complete."""
+        (number,) = self.table.drives_of((block_key,))
+        if number >= 0:
+            drive = self.drives[number]
+            return drive if drive.contains(block_key) else None
+        unscanned = (drive for drive in self._in_order_of(block_key) if not drive.scanned)
+        return next((drive for drive in unscanned if drive.contains(block_key)), None)
 
     def payload_len(self, block_key: bytes) -> int:
         """Return the payload length of a block on a scanned drive; 0 if it is absent."""
-        return next((n for root in self.drives if (n := root.payload_len(block_key))), 0)
+        return self.table.payload_len(block_key)
 
     def used_since(self, idle_s: float) -> list[tuple[bytes, int, float]]:
         """Key, payload length and idle seconds of the blocks that were used within the last `idle_s`, in no order."""
-        return [found for root in self.drives for found in root.used_since(idle_s)]
+        return self.table.used_since(idle_s)
 
     def coldest_idle_s(self) -> float:
-        """Idle seconds of the coldest tenth of the blocks, on the drive where that is lowest."""
-        return min((root.coldest_idle_s() for root in self.drives), default=0.0)
+        """Return the idle seconds of the coldest tenth of the blocks; 0: nothing is here."""
+        uses = self.table.last_uses()
+        if not uses:
+            return 0.0
+        return max(0.0, self.table.now() - heapq.nsmallest(len(uses) // 10 + 1, uses)[-1])
 
     @property
     def headroom_bytes(self) -> int:
         """Bytes that the drives can take before eviction starts."""
         return sum(max(0, root.headroom_bytes()) for root in self.drives)
 
-    def headroom_for(self, block_key: bytes) -> int:
-        """Bytes that the block's drive can take before eviction starts."""
-        return self._home(block_key).headroom_bytes()
+    def largest_fit(self) -> int:
+        """Return the size of the largest block that a drive can take before eviction starts."""
+        return max(root.headroom_bytes() for root in self.drives)
 
     def mark_shared(self, block_key: bytes) -> None:
         if (root := self.drive_of(block_key)) is not None:
@@ -154,8 +183,7 @@ class LocalStore(Store):
         return sum(root.delete(block_key) for root in self.drives) > 0
 
     def peek(self, block_key: bytes) -> Block | None:
-        home = self._home(block_key)
-        return next((found for root in (home, *self.drives) if (found := root.peek(block_key)) is not None), None)
+        return next((found for one in self._in_order_of(block_key) if (found := one.peek(block_key)) is not None), None)
 
     def purge(self, keys: Sequence[bytes]) -> int:
         return sum(root.purge(keys) for root in self.drives)
@@ -169,21 +197,17 @@ class LocalStore(Store):
 
     def tenants(self) -> dict[bytes, TenantUsage]:
         """Usage by tenant tag, where blocks are attributed to tenants; else empty."""
-        found: dict[bytes, list[TenantUsage]] = {}
-        for root in self.drives:
-            for tag, usage in root.tenants().items():
-                found.setdefault(tag, []).append(usage)
-        return {tag: TenantUsage(*(sum(n) for n in zip(*each, strict=True))) for tag, each in found.items()}
+        return self.table.tenants()
 
     @property
     def settled(self) -> bool:
-        """False while a drive does not follow the last `reconfigure` yet."""
-        return all(root.settled for root in self.drives)
+        """False while the table does not follow the last `reconfigure` yet."""
+        return self.node.settled
 
     @property
     def pinned_bytes(self) -> int:
         """Bytes of pinned blocks, which are evicted last."""
-        return sum(root.pinned_bytes for root in self.drives)
+        return self.table.pinned_bytes
 
     def keys(self) -> Iterator[tuple[bytes, int]]:
         for root in self.drives:
@@ -204,8 +228,24 @@ class LocalStore(Store):
     def _home(self, block_key: bytes) -> Drive:
         return self.drives[placement.choose(block_key, self._names, self._weights)]
 
+    def _in_order_of(self, block_key: bytes) -> Sequence[Drive]:
+        """Return the drives, the most likely one for this block first."""
+        (number,) = self.table.drives_of((block_key,))
+        first = self.drives[number] if number >= 0 else self._home(block_key)
+        return (first, *(drive for drive in self.drives if drive is not first))
+
+    def _target(self, block_key: bytes, payload_len: int) -> Drive:
+        """Return the drive for a new block: its own; the emptiest one while that has no room or does not work."""
+        home = self._home(block_key)
+        if len(self.drives) == 1 or home.has_room(payload_len):
+            return home
+        others = [drive for drive in self.drives if drive.has_room(payload_len)]
+        if not others and home.health.fenced:
+            others = [drive for drive in self.drives if not drive.health.fenced]
+        return min(others, key=Drive.fill_ratio, default=home)
+
     def begin_write(self, block_key: bytes, payload_len: int) -> WriteTransaction:
-        return self._home(block_key).begin_write(block_key, payload_len)
+        return self._target(block_key, payload_len).begin_write(block_key, payload_len)
 
     def record_opened(self, keys: Sequence[bytes], tenant: bytes) -> None:
         for drive in self.drives:
@@ -222,8 +262,8 @@ class LocalStore(Store):
         return any(drive.holds_too_much(tenant) for drive in self.drives)
 
     def require_room(self, block_key: bytes, payload_len: int) -> None:
-        """Raise TierFullError if the block's drive cannot store this length now. Evicts nothing."""
-        self._home(block_key).require_room(block_key, payload_len)
+        """Raise TierFullError if the drives cannot store this length now. Evicts nothing."""
+        self._target(block_key, payload_len).require_room(block_key, payload_len)
 
     def import_block(
         self, block_key: bytes, payload_len: int, header: BlockHeader, write: Callable[[int], None]
@@ -231,7 +271,7 @@ class LocalStore(Store):
         """Store a block that `write` writes into the given file. See BlockWriter.import_block."""
         if self.contains(block_key):
             return False
-        return self._home(block_key).import_block(block_key, payload_len, header, write)
+        return self._target(block_key, payload_len).import_block(block_key, payload_len, header, write)
 
 
 def open_local(
@@ -239,7 +279,7 @@ def open_local(
     cache: CacheConfig,
     pool_uid: str,
     *,
-    tenants: TenantsOf = lambda _share: {},
+    tenants: TenantsOf = dict,
     hints_percent: int = quota.NO_HINTS,
     read_paths: dict[str, str] | None = None,
     events: BlockEvents | None = None,
@@ -247,22 +287,23 @@ def open_local(
 ) -> LocalStore:
     """The store of a pool's local tiers. `read_paths`: tier path to the same directory mounted read-only.
 
-    `tenants(share)` gives the tenants for which something else holds, on a drive with that part of the node's room.
-    `hints_percent`: see CapacityLimits. `read_headers`: the scan reads block headers, for BlockStored.
+    `tenants()` gives the tenants for which something else holds. `hints_percent`: see CapacityLimits. `read_headers`:
+    the scan reads block headers, for BlockStored.
     """
     roots: list[Drive] = []
+    node = NodeEviction(NodeTable(_node_limits(tiers, cache, tenants, hints_percent), _order(cache)))
     try:
-        for tier, limits in zip(tiers, _limits(tiers, cache, tenants, hints_percent), strict=True):
+        for tier in tiers:
             read_path = (read_paths or {}).get(tier.path)
             roots.append(
                 Drive(
                     tier.name,
                     tier.path,
-                    limits,
+                    _drive_limits(tier, cache),
                     pool_uid=pool_uid,
                     events=events,
+                    node=node,
                     settings=DriveSettings(
-                        order=_order(cache),
                         read_path=read_path,
                         dedicated=tier.dedicated_filesystem,
                         read_headers=read_headers,
@@ -280,24 +321,28 @@ def _order(cache: CacheConfig) -> EvictionConfig:
     return EvictionConfig(cache.eviction_policy, cache.pinned_percent, cache.pinned_min_uses)
 
 
-def _limits(
+def _drive_limits(tier: LocalTier, cache: CacheConfig) -> quota.CapacityLimits:
+    return quota.CapacityLimits(
+        tier.capacity_bytes,
+        cache.high_watermark,
+        cache.low_watermark,
+        MAX_BLOCKS,
+        tier.reserve_free_bytes,
+        tier.reserve_free_percent,
+    )
+
+
+def _node_limits(
     tiers: Sequence[LocalTier], cache: CacheConfig, tenants: TenantsOf, hints_percent: int
-) -> list[quota.CapacityLimits]:
-    """Of each drive: of a tenant's quota it has the part that it has of the node's room."""
-    total = sum(tier.capacity_bytes for tier in tiers)
-    return [
-        quota.CapacityLimits(
-            tier.capacity_bytes,
-            cache.high_watermark,
-            cache.low_watermark,
-            MAX_BLOCKS,
-            tier.reserve_free_bytes,
-            tier.reserve_free_percent,
-            tenant_bytes=quota.share_of(cache.tenant_quota_bytes, tier.capacity_bytes / total),
-            idle_s=cache.idle_ttl_s,
-            max_age_s=cache.max_age_s,
-            tenants=tenants(tier.capacity_bytes / total),
-            hints_percent=hints_percent if cache.eviction_policy == "PrefixAware" else quota.NO_HINTS,
-        )
-        for tier in tiers
-    ]
+) -> quota.CapacityLimits:
+    return quota.CapacityLimits(
+        sum(tier.capacity_bytes for tier in tiers),
+        cache.high_watermark,
+        cache.low_watermark,
+        MAX_BLOCKS,
+        tenant_bytes=cache.tenant_quota_bytes,
+        idle_s=cache.idle_ttl_s,
+        max_age_s=cache.max_age_s,
+        tenants=tenants(),
+        hints_percent=hints_percent if cache.eviction_policy == "PrefixAware" else quota.NO_HINTS,
+    )

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvpool_sidecar.eviction import Entry
-    from kvpool_sidecar.storage.local.state import DriveState
+    from kvpool_sidecar.storage.local.node_table import NodeTable
 
 __all__ = ["EVICT_BATCH", "prefer_clean"]
 
@@ -17,13 +17,20 @@ _CLEAN_VICTIM_ROUNDS = 3  # further batches searched for victims that need no co
 
 
 def prefer_clean(
-    state: DriveState, victims: list[tuple[bytes, Entry]], need: int, at_least: int, *, may_wait: bool
+    table: NodeTable,
+    victims: list[tuple[bytes, Entry]],
+    need: int,
+    at_least: int,
+    *,
+    may_wait: bool,
+    drive: int | None,
 ) -> list[tuple[bytes, Entry]]:
     """Replace dirty victims by clean ones where possible; dirty blocks are copied next.
 
-    Unless `may_wait`, space has priority: a shortfall is taken from dirty blocks, whose copies are lost.
+    `drive`: as of the victims. Unless `may_wait`, space has priority: a shortfall is taken from dirty blocks, whose
+    copies are lost.
     """
-    dirty = _dirty(state, [key for key, _ in victims])
+    dirty = _dirty(table, [key for key, _ in victims])
     if not dirty:
         return victims
     clean = [(key, entry) for key, entry in victims if key not in dirty]
@@ -33,22 +40,22 @@ def prefer_clean(
         few = at_least - len(clean)
         if short <= 0 and few <= 0:
             break
-        with state.lock:
-            more = state.policy.pop_victims(short, EVICT_BATCH, at_least=few)
-        dirty = _dirty(state, [key for key, _ in more])
+        with table.lock:
+            more = table.policy.pop_victims(short, EVICT_BATCH, at_least=few, drive=drive)
+        dirty = _dirty(table, [key for key, _ in more])
         clean += [(key, entry) for key, entry in more if key not in dirty]
         spared += [(key, entry) for key, entry in more if key in dirty]
     freed = sum(entry.size for _, entry in clean)
     while not may_wait and spared and (freed < need or len(clean) < at_least):
         freed += spared[0][1].size
         clean.append(spared.pop(0))
-    with state.lock:
+    with table.lock:
         for key, entry in reversed(spared):
-            state.policy.reinsert(key, entry)
-    if spared and state.pending_copies is not None:
-        state.pending_copies.expedite([key for key, _ in spared])
+            table.policy.reinsert(key, entry)
+    if spared and table.pending_copies is not None:
+        table.pending_copies.expedite([key for key, _ in spared])
     return clean
 
 
-def _dirty(state: DriveState, keys: Sequence[bytes]) -> set[bytes]:
-    return set() if state.pending_copies is None else state.pending_copies.dirty(keys)
+def _dirty(table: NodeTable, keys: Sequence[bytes]) -> set[bytes]:
+    return set() if table.pending_copies is None else table.pending_copies.dirty(keys)

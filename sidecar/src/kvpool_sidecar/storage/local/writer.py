@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvpool.protocol.block import BlockHeader
+    from kvpool_sidecar.eviction import Entry
     from kvpool_sidecar.storage.local.space import SpaceManager
     from kvpool_sidecar.storage.local.state import DriveState
 
-__all__ = ["BLOCK_MODE", "BlockWriter"]
+__all__ = ["BLOCK_MODE", "BlockWriter", "file_space"]
 
 BLOCK_MODE = 0o400
 _PAGE = 4096
@@ -41,7 +42,7 @@ class BlockWriter(TransactionTarget):
     def require_room(self, block_key: bytes, payload_len: int) -> None:
         """Raise TierFullError if a block of this length cannot be stored now. Evicts nothing."""
         self._require_writable()
-        self._space.require_room(_file_space(payload_len))
+        self._space.require_room(file_space(payload_len))
 
     def import_block(
         self, block_key: bytes, payload_len: int, header: BlockHeader, write: Callable[[int], None]
@@ -81,7 +82,7 @@ class BlockWriter(TransactionTarget):
     def begin(self, block_key: bytes, payload_len: int) -> WriteTransaction:
         """See Store.begin_write."""
         self._require_writable()
-        need = _file_space(payload_len)
+        need = file_space(payload_len)
         try:
             with self._state.health:
                 self._space.reserve(need)
@@ -133,10 +134,24 @@ class BlockWriter(TransactionTarget):
                 self._state.record_error(e)
                 raise
             info = os.fstat(pending.reader)
-        with self._state.lock:
-            self._state.policy.add(pending.block_key, entry_of(info, header))
+        if not self._add(pending.block_key, entry_of(info, self._state.number, header)):
+            self._state.unlink(pending.block_key)
+            return False
         self._state.events.emit(BlockStored(pending.block_key, header))
         self._space.enforce_quota(header.tenant_tag)
+        return True
+
+    def _add(self, block_key: bytes, entry: Entry) -> bool:
+        """Add a block to the table. False if another drive, which works, has it from another writer."""
+        table = self._state.table
+        with self._state.lock:
+            known = table.policy.get(block_key)
+            if known is not None and known.drive != self._state.number:
+                other = table.drives[known.drive]
+                if not other.health.fenced:
+                    return False
+                other.doom([(block_key, known)])
+            table.policy.add(block_key, entry)
         return True
 
     def release(self, pending: WriteTransaction) -> None:
@@ -156,5 +171,6 @@ class BlockWriter(TransactionTarget):
             raise TierFullError("the drive is fenced: it returned errors or did not answer", where=self._state.name)
 
 
-def _file_space(payload_len: int) -> int:
+def file_space(payload_len: int) -> int:
+    """Return the bytes that a block's file takes."""
     return -(-(HEADER_BYTES + payload_len) // _PAGE) * _PAGE

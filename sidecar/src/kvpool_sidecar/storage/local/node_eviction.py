@@ -1,0 +1,196 @@
+"""Eviction of a node: watermarks, quotas, expiry, and the change of the eviction order. Table operations only."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from kvpool_sidecar import eviction as evict
+from kvpool_sidecar.blocks.events import DriveIncident
+from kvpool_sidecar.eviction import Entry, EvictionConfig, PerTenant
+from kvpool_sidecar.storage.local.victims import EVICT_BATCH, prefer_clean
+from kvpool_sidecar.tenancy import limits as quota
+
+if TYPE_CHECKING:
+    from kvpool_sidecar.storage.local.node_table import NodeTable
+
+__all__ = ["MAX_BLOCKS", "NodeEviction"]
+
+log = logging.getLogger(__name__)
+
+MAX_BLOCKS = 1 << 20  # bounds the table's memory: about 300 bytes each
+
+
+_MAX_WAITING = 1 << 15  # victims that are not unlinked yet; the next turn evicts further
+
+
+class NodeEviction:
+    """Keeps a node within its limits. Thread-safe. Victims are removed by their drives (BlockRemover.remove_doomed)."""
+
+    def __init__(self, table: NodeTable) -> None:
+        self.table = table
+        self._rebuild = False
+        self._rebuilding = threading.Lock()
+        self._settled_at = float("-inf")
+        self._expire_at = 0.0
+
+    def reconfigure(self, limits: quota.CapacityLimits, order: EvictionConfig) -> None:
+        """Apply other limits and another order. Returns immediately; the next `maintain` enforces them."""
+        table = self.table
+        with table.lock:
+            self._rebuild |= evict.requires_rebuild(order, limits, table.config, table.limits)
+            table.limits, table.config = limits, order
+            self._settled_at, self._expire_at = time.monotonic(), 0.0
+            if not self._rebuild:
+                evict.reconfigure(table.policy, order, limits)
+
+    @property
+    def settled(self) -> bool:
+        """False while the table has not been rebuilt after the last `reconfigure`."""
+        return not self._rebuild
+
+    def maintain(self) -> None:
+        """Enforce the limits down to the low watermark."""
+        if not any(drive.is_usable for drive in self.table.drives):
+            return
+        if self._rebuild and self._rebuilding.acquire(blocking=False):
+            try:
+                self._rebuild_policy()
+            finally:
+                self._rebuilding.release()
+        self._expire(time.monotonic())
+        self._enforce_quotas()
+        for _ in range(MAX_BLOCKS // EVICT_BATCH):
+            over, too_many = self._surplus()
+            waiting = sum(len(drive.doomed) for drive in self.table.drives if drive.is_usable)
+            if waiting > _MAX_WAITING or not self.evict(over, at_least=too_many, may_wait=True):
+                return
+
+    def evict(
+        self,
+        need: int,
+        cause: str = "capacity",
+        *,
+        at_least: int = 0,
+        may_wait: bool = False,
+        drive: int | None = None,
+    ) -> int:
+        """Evict one batch in the policy's order; return how many blocks. `may_wait`: for copies of dirty blocks."""
+        if need <= 0 and at_least <= 0:
+            return 0
+        table = self.table
+        drive = drive if len(table.drives) > 1 else None
+        with table.lock:
+            victims = table.policy.pop_victims(need, EVICT_BATCH, at_least=at_least, drive=drive)
+        victims = prefer_clean(table, victims, need, at_least, may_wait=may_wait, drive=drive)
+        return table.doom(victims, cause)
+
+    def enforce_quota(self, tenant: bytes) -> int:
+        """Evict one batch of a tenant that is over its quota, before other tenants lose blocks."""
+        table = self.table
+        with table.lock:
+            policy, room = table.policy, table.limits.of(tenant).bytes
+            if not isinstance(policy, PerTenant) or not room:
+                return 0
+            victims = policy.pop_victims_of(tenant, policy.bytes_of(tenant) - room, EVICT_BATCH)
+            table.over_quota[tenant] += len(victims)
+        if victims:
+            table.doom(victims, "quota")
+            table.drives[0].events.emit(DriveIncident("over_quota", len(victims)))
+        return len(victims)
+
+    def evict_held(self, held: dict[bytes, int], short: int, drive: int) -> None:
+        """Evict blocks of the tenants that keep removed files of this drive open, by tag: bytes."""
+        table = self.table
+        with table.lock:
+            policy = table.policy
+            if not isinstance(policy, PerTenant):
+                return
+            victims = [
+                victim
+                for tag, size in held.items()
+                for victim in policy.pop_victims_of(tag, min(size, short), EVICT_BATCH, drive=drive)
+            ]
+        table.doom(victims, "space")
+
+    def _surplus(self) -> tuple[int, int]:
+        """Return the bytes and blocks to evict: of the drives that work, as the others free nothing."""
+        with self.table.lock:
+            working = [drive for drive in self.table.drives if drive.is_usable]
+            used = sum(drive.used_bytes + drive.pending_bytes for drive in working)
+            limits = self.table.limits._replace(capacity=sum(drive.room_bytes for drive in working))
+            return quota.bytes_over_watermark(used, 0, limits), len(self.table.policy) - limits.max_blocks
+
+    def _enforce_quotas(self) -> None:
+        """Enforce quotas that were reduced since a tenant's last store."""
+        with self.table.lock:
+            policy = self.table.policy
+            tenants = list(policy.policies()) if isinstance(policy, PerTenant) else []
+        for tenant in tenants:
+            while self.enforce_quota(tenant):
+                pass
+
+    def _expire(self, now: float) -> None:
+        """Remove blocks that are idle for too long or too old. `now`: monotonic seconds."""
+        table = self.table
+        limits = table.limits
+        every = (limits.of(b""), *limits.tenants.values())
+        shortest = min((t for one in every for t in (one.idle_s, one.max_age_s) if t), default=0.0)
+        if not shortest or now < self._expire_at:
+            return
+        self._expire_at = now + min(60.0, shortest / 10)
+        wall = table.now()
+        with table.lock:
+            late = evict.expired(table.policy, limits, wall, now - self._settled_at)
+        for start in range(0, len(late), EVICT_BATCH):
+            with table.lock:
+                some = [(k, e) for k in late[start : start + EVICT_BATCH] if (e := table.policy.get(k)) is not None]
+                for key, _ in some:
+                    table.policy.discard(key)
+            if table.doom(some, "expired"):
+                table.drives[0].events.emit(DriveIncident("expired", len(some)))
+
+    def _rebuild_policy(self) -> None:
+        """Replace the policy by one with the same blocks in the order of their last uses, as after a restart.
+
+        It is built beside the one in use; changes meanwhile are journaled there and applied at the end.
+        """
+        node = self.table
+        with node.lock:
+            order, limits, self._rebuild = node.config, node.limits, False
+            old = node.policy
+            old.journal = {}
+            keys = list(old)
+        found: list[tuple[bytes, Entry]] = []
+        for start in range(0, len(keys), EVICT_BATCH):
+            with node.lock:
+                some = [(k, e, old.uses(k)) for k in keys[start : start + EVICT_BATCH] if (e := old.get(k)) is not None]
+            found += [(k, self._attributed(k, e)._replace(uses=uses)) for k, e, uses in some]
+        found.sort(key=lambda item: item[1].persisted_at)
+        table = evict.create(order, limits)
+        for key, entry in found:
+            table.add(key, entry)
+        with node.lock:
+            changed, old.journal = old.journal, None
+            for key in changed:
+                was, now = table.get(key), old.get(key)
+                table.discard(key)
+                if now is not None:
+                    table.add(
+                        key, now if was is None or now.tenant else now._replace(tenant=was.tenant, created=was.created)
+                    )
+            node.policy = table
+            if not self._rebuild:
+                evict.reconfigure(table, node.config, node.limits)
+        log.info("%d blocks in the order of %s from now on", len(table), order.policy)
+
+    def _attributed(self, block_key: bytes, entry: Entry) -> Entry:
+        """Return the entry with the header's fields, if they are unknown and needed."""
+        drive = self.table.drives[entry.drive]
+        if entry.tenant or not drive.reads_headers or drive.health.fenced:
+            return entry
+        if (header := drive.header_of(block_key)) is None:
+            return entry
+        return entry._replace(tenant=header.tenant_tag, created=min(header.created_ms / 1000, entry.persisted_at))

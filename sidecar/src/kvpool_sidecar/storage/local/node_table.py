@@ -1,0 +1,175 @@
+"""The table of a node's blocks: one order of eviction over all its drives, which only hold the blocks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol
+
+from kvpool_sidecar import eviction as evict
+from kvpool_sidecar.blocks.events import BlocksEvicted, BlocksRemoved, DriveIncident
+from kvpool_sidecar.eviction import PerTenant
+from kvpool_sidecar.eviction.session_marks import MarksStatus
+from kvpool_sidecar.storage.base import TenantUsage
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Callable, Iterable, Sequence
+
+    from kvpool.protocol.block import BlockHeader
+    from kvpool_sidecar.blocks.events import BlockEvents
+    from kvpool_sidecar.eviction import Entry, EvictionConfig
+    from kvpool_sidecar.eviction.session_marks import SessionHint
+    from kvpool_sidecar.storage.local.health import DriveHealth
+    from kvpool_sidecar.tenancy import limits as quota
+
+__all__ = ["NodeTable", "PendingCopies", "TableDrive"]
+
+
+class PendingCopies(Protocol):
+    """Blocks whose copy to the shared tier is pending (kvpool_sidecar.replication.write_back)."""
+
+    def dirty(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Return which of these blocks should be copied, if possible, before they are evicted."""
+
+    def expedite(self, keys: Sequence[bytes]) -> None:
+        """Copy these blocks next: they are evicted once they are copied."""
+
+
+class TableDrive(Protocol):
+    """A drive as the node's table sees it. The table's lock is held, except for `header_of`."""
+
+    events: BlockEvents
+    health: DriveHealth
+    pending_bytes: int
+    doomed: deque[tuple[bytes, int]]
+
+    @property
+    def scanned(self) -> bool:
+        """True once the table has all blocks of the drive."""
+
+    @property
+    def is_usable(self) -> bool:
+        """True if blocks can be stored and removed."""
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of blocks and quarantined blocks."""
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes that blocks may take."""
+
+    @property
+    def reads_headers(self) -> bool:
+        """True if the table needs fields of the blocks' headers."""
+
+    def header_of(self, block_key: bytes) -> BlockHeader | None:
+        """Read the header of a block; None if it is unreadable."""
+
+    def doom(self, victims: Iterable[tuple[bytes, Entry]]) -> None:
+        """Have files unlinked by the next maintenance; they are out of the table."""
+
+
+class NodeTable:
+    """Shared by the drives of a node. `limits` are of all drives together.
+
+    `lock` guards `policy`, `limits`, `config`, `over_quota` and what `DriveState` names. It is held for table
+    operations only, never during I/O or while an event is emitted.
+    """
+
+    def __init__(
+        self, limits: quota.CapacityLimits, config: EvictionConfig, clock: Callable[[], float] | None = None
+    ) -> None:
+        self.lock = threading.Lock()
+        self.limits = limits
+        self.config = config
+        self.policy = evict.create(config, limits)
+        self.over_quota: Counter[bytes] = Counter()
+        self.pending_copies: PendingCopies | None = None
+        self.drives: list[TableDrive] = []
+        self._clock = clock
+        self._started_at, self._started = time.time(), time.monotonic()
+
+    def now(self) -> float:
+        """Return Unix seconds that advance evenly, also when the node's clock is set."""
+        if self._clock is not None:
+            return self._clock()
+        return self._started_at + time.monotonic() - self._started
+
+    def join(self, drive: TableDrive) -> int:
+        """Add a drive; return its number, which `Entry.drive` holds."""
+        with self.lock:
+            self.drives.append(drive)
+            return len(self.drives) - 1
+
+    def drives_of(self, keys: Sequence[bytes]) -> list[int]:
+        """Return the number of each block's drive; -1 for blocks that the table does not have."""
+        with self.lock:
+            return [-1 if (entry := self.policy.get(key)) is None else entry.drive for key in keys]
+
+    def payload_len(self, block_key: bytes) -> int:
+        """Return the payload length; 0 if the block is not here or its drive is fenced."""
+        with self.lock:
+            entry = self.policy.get(block_key)
+        return 0 if entry is None or self.drives[entry.drive].health.fenced else entry.payload_len
+
+    def used_since(self, idle_s: float) -> list[tuple[bytes, int, float]]:
+        """Key, payload length and idle seconds of the blocks that were used within the last `idle_s`."""
+        now = self.now()
+        with self.lock:
+            found = self.policy.used_since(now - idle_s)
+        return [(key, payload_len, max(0.0, now - when)) for key, payload_len, when in found]
+
+    def last_uses(self) -> list[float]:
+        """Return the last use of each block, Unix seconds, unordered."""
+        with self.lock:
+            return self.policy.last_uses()
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of blocks that go last, because they are used so often."""
+        with self.lock:
+            return self.policy.pinned_bytes
+
+    def tenants(self) -> dict[bytes, TenantUsage]:
+        """Usage by tenant tag, where blocks are attributed to tenants; else empty."""
+        with self.lock:
+            tables = self.policy.policies() if isinstance(self.policy, PerTenant) else {}
+            return {
+                tag: TenantUsage(table.total_bytes, len(table), self.over_quota[tag]) for tag, table in tables.items()
+            }
+
+    def observe_sequence(self, keys: Sequence[bytes], tenant: bytes) -> None:
+        """Record a prompt's blocks in order, from its first on."""
+        with self.lock:
+            self.policy.observe_sequence(keys, tenant)
+
+    def hint(self, hint: SessionHint, keys: Sequence[bytes], tenant: bytes) -> int:
+        """Apply a session's hint to the blocks of its prompt, in order; return how many took it."""
+        with self.lock:
+            return self.policy.hint(hint, keys, tenant)
+
+    def session_marks(self) -> list[MarksStatus]:
+        """What was learned from sessions: of each tenant, or of all together."""
+        with self.lock:
+            tables = self.policy.policies().values() if isinstance(self.policy, PerTenant) else (self.policy,)
+            return [MarksStatus.of(table.marks) for table in tables if table.marks is not None]
+
+    def doom(self, victims: Sequence[tuple[bytes, Entry]], cause: str) -> int:
+        """Hand victims, which are out of the table, to their drives for removal; return how many.
+
+        `cause`: see BlocksEvicted. They count as removed immediately: a drive that hangs delays no other.
+        """
+        by_drive: dict[int, list[tuple[bytes, Entry]]] = {}
+        for victim in victims:
+            by_drive.setdefault(victim[1].drive, []).append(victim)
+        for number, some in by_drive.items():
+            drive = self.drives[number]
+            with self.lock:
+                drive.doom(some)
+            drive.events.emit(DriveIncident("evicted", len(some)))
+            drive.events.emit(BlocksEvicted(cause, len(some)))
+            drive.events.emit(BlocksRemoved([key for key, _ in some], cause))
+        return len(victims)
