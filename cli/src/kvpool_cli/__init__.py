@@ -4,7 +4,7 @@ To add a command, write a module under `kvpool_cli/commands/` with these names a
 
 - `NAME: str`, the command's name; `HELP: str`, one line for the list of commands.
 - `add_arguments(parser: argparse.ArgumentParser) -> None`, its arguments. `-o`, `--color` and, if the module sets
-  `CLUSTER = True`, `--context`, `--kubeconfig` and `-n` are there already.
+  `CLUSTER = True`, `--context`, `--kubeconfig` and `-n` are there already. `FORMATS` replaces the choices of `-o`.
 - `run(args: argparse.Namespace) -> int`, which returns `errors.OK` or `errors.FINDINGS`.
 
 `run` prints through `output.emit(args, data, text)`: `data` is made of dicts, lists, strings, numbers, booleans and

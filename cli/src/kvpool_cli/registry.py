@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from kvpool_cli.commands import completion, version
+from kvpool_cli.commands import completion, plan, version
 
 if TYPE_CHECKING:
     import argparse
@@ -20,4 +20,4 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace, /) -> int: ...
 
 
-COMMANDS: tuple[Command, ...] = (completion, version)
+COMMANDS: tuple[Command, ...] = (plan, completion, version)
