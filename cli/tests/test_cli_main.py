@@ -140,7 +140,7 @@ def test_completion_knows_commands_options_and_choices():
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("kvpool ver", {"version"}),
+        ("kvpool versi", {"version"}),
         ("kvpool version --output j", {"json"}),
         ("kvpool version --col", {"--color"}),
         ("kvpool completion b", {"bash"}),

@@ -35,22 +35,49 @@ class Kubectl:
         options = [("--context", args.context), ("--kubeconfig", args.kubeconfig), ("--namespace", args.namespace)]
         return cls(tuple(f"{name}={value}" for name, value in options if value))
 
-    def get(self, kind: str, name: str = "", namespace: str = "", *, everywhere: bool = False) -> dict[str, Any]:
-        """Return one object, or the List of all of a kind. Raises NotFoundError and UnreachableError."""
+    def get(
+        self,
+        kind: str,
+        name: str = "",
+        namespace: str = "",
+        *,
+        everywhere: bool = False,
+        labels: str = "",
+        fields: str = "",
+    ) -> dict[str, Any]:
+        """Return one object, or the List of all of a kind that selectors admit.
+
+        Raises NotFoundError and UnreachableError.
+        """
         command = ["get", kind, *([name] if name else []), "--output=json"]
         command += [f"--namespace={namespace}"] if namespace else []
         command += ["--all-namespaces"] if everywhere else []
+        command += [f"--selector={labels}"] if labels else []
+        command += [f"--field-selector={fields}"] if fields else []
         return self._object(self.run(*command), f"kubectl get {kind}")
 
     def raw(self, path: str) -> dict[str, Any]:
         """Return the JSON object of an API path, for example a Service's proxy."""
         return self._object(self.run("get", f"--raw={path}"), f"kubectl get --raw {path}")
 
-    def run(self, *arguments: str) -> bytes:
+    def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        """Create an object and return it. Raises UnreachableError."""
+        text = json.dumps(manifest).encode()
+        return self._object(self.run("create", "--filename=-", "--output=json", stdin=text), "kubectl create")
+
+    def namespace(self) -> str:
+        """Return the namespace of the options or of the context; `default` without one."""
+        for option in self._command[1:]:
+            if option.startswith("--namespace="):
+                return option.partition("=")[2]
+        found = self.run("config", "view", "--minify", "--output=jsonpath={..namespace}")
+        return found.decode(errors="replace").strip() or "default"
+
+    def run(self, *arguments: str, stdin: bytes | None = None) -> bytes:
         """Return what kubectl prints. Raises NotFoundError, UnreachableError, and UsageError without a kubectl."""
         command = [*self._command, f"--request-timeout={TIMEOUT_S:.0f}s", *arguments]
         try:
-            done = subprocess.run(command, capture_output=True, timeout=2 * TIMEOUT_S, check=False)  # noqa: S603
+            done = subprocess.run(command, capture_output=True, timeout=2 * TIMEOUT_S, check=False, input=stdin)  # noqa: S603
         except FileNotFoundError as e:
             raise UsageError(
                 f"{self._command[0]} is not on PATH: install it, or use a command that needs no cluster"

@@ -4,7 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from kvpool_cli.commands import completion, plan, version
+from kvpool_cli.commands import (
+    analyze,
+    completion,
+    doctor,
+    drain,
+    fingerprints,
+    peers,
+    plan,
+    preflight,
+    purge,
+    report,
+    status,
+    top,
+    verify,
+    version,
+    warm,
+    why,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -20,4 +37,8 @@ class Command(Protocol):
     def run(self, args: argparse.Namespace, /) -> int: ...
 
 
-COMMANDS: tuple[Command, ...] = (plan, completion, version)
+COMMANDS: tuple[Command, ...] = (
+    *(status, doctor, analyze, why, fingerprints, top, peers),
+    *(preflight, drain, purge, warm, verify),
+    *(plan, report, completion, version),
+)

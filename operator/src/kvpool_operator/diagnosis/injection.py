@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "code_of_skip",
+    "fix_of_skip",
     "labels_on_workloads",
     "pods_not_served",
     "pods_of_unknown_pools",
@@ -90,6 +91,12 @@ def code_of_skip(skip: str) -> Code:
     """The code of a skipped pod, from its annotation: the reason, a colon, and a sentence."""
     word = skip.partition(": ")[0]
     return _CODES.get(SkipReason(word), Code.POD_SKIPPED) if word in set(SkipReason) else Code.POD_SKIPPED
+
+
+def fix_of_skip(skip: str) -> str:
+    """What to do about a skipped pod; empty: what the code says."""
+    word = skip.partition(": ")[0]
+    return _FIXES.get(SkipReason(word), "") if word in set(SkipReason) else ""
 
 
 def labels_on_workloads(i: Observed) -> Iterator[PoolFinding]:

@@ -7,7 +7,7 @@ LLMInferenceServices and kinds that do not exist yet. Metadata next to a `spec` 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
@@ -50,6 +50,8 @@ class Document:
     templates: tuple[PodTemplate, ...]
     problem: str = ""
     """Why it could not be read, otherwise empty."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Labels of the object itself, which are not those of its pods."""
 
 
 def read_documents(text: str) -> list[Document]:
@@ -90,7 +92,8 @@ def _document(found: dict[str, Any]) -> Document:
     metadata = found["metadata"] if isinstance(found.get("metadata"), dict) else {}
     kind, name = str(found.get("kind") or ""), str(metadata.get("name") or "")
     namespace = str(metadata.get("namespace") or "")
-    return Document(kind, name, namespace, tuple(_templates(found, name)))
+    labels = metadata["labels"] if isinstance(metadata.get("labels"), dict) else {}
+    return Document(kind, name, namespace, tuple(_templates(found, name)), labels=labels)
 
 
 def _templates(found: dict[str, Any], name: str) -> Iterator[PodTemplate]:
