@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from kvpool_sidecar.index.record import Record
 
-__all__ = ["MAX_NODE", "Index", "IndexAnswer", "IndexFullError", "NodeInfo"]
+__all__ = ["MAX_NODE", "Index", "IndexAnswer", "IndexFullError", "NodeInfo", "RosterChange"]
 
 MAX_NODE = 0xFFFF
 _MAX_TEXT = 253
@@ -62,6 +62,13 @@ class IndexAnswer(NamedTuple):
     unknown: frozenset[int] = frozenset()
 
 
+class RosterChange(NamedTuple):
+    """Result of Index.refresh_roster."""
+
+    alive: Mapping[int, NodeInfo]
+    gone: frozenset[int]
+
+
 class Index(abc.ABC):
     """Soft state shared by the nodes of a pool."""
 
@@ -100,6 +107,13 @@ class Index(abc.ABC):
     @abc.abstractmethod
     def live_nodes(self) -> IndexAnswer:
         """Return all nodes whose lease holds. Not for the request path."""
+
+    @abc.abstractmethod
+    def refresh_roster(self) -> RosterChange:
+        """Return the nodes that changed since the last call; the first calls return those that were there before.
+
+        For one caller, once a heartbeat: its cost does not grow with the number of nodes that did not change.
+        """
 
     @abc.abstractmethod
     def expire(self, number: int, pace: Callable[[int], bool]) -> int:

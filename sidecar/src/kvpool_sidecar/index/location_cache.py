@@ -1,6 +1,6 @@
 """Cached block locations and peer liveness, behind BlockResolver. No I/O.
 
-Locations are cached for 30 s; a node is live for the duration of its lease, a dead node is queried again after 0.5 s.
+Locations are cached for 30 s.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ import zlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvpool_sidecar.index.live_nodes import LiveNodes
 from kvpool_sidecar.index.peer_reachability import PeerReachability
 from kvpool_sidecar.resilience.bounded_cache import BoundedCache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from kvpool_sidecar.index.base import IndexAnswer, NodeInfo
+    from kvpool_sidecar.index.base import IndexAnswer, NodeInfo, RosterChange
     from kvpool_sidecar.index.record import Record
 
 __all__ = ["LocationCache", "ReplicaLocation"]
 
 _REMEMBERED = 1 << 17
 _REMEMBER_S = 30.0
-_DEAD_S = 0.5
 _UNREACHABLE_S = 60.0
-_MOVED_S = 0.2  # then a node that was not reached may have a new address: sidecars are replaced
 _SHUNNED_S = 300.0
 _MAX_SHUNNED = 1 << 12
 _MAX_DOUBTS = 1 << 13
@@ -54,11 +53,10 @@ class LocationCache:
     ) -> None:
         self.reachability = PeerReachability(clock) if reachability is None else reachability
         self._own_number = own_number
-        self._lease_s = lease_s
         self._clock = clock
         self._lock = threading.Lock()
         self._blocks: OrderedDict[bytes, tuple[Record, float]] = OrderedDict()
-        self._nodes: dict[int, tuple[NodeInfo | None, float]] = {}  # valid until; None: known to be dead
+        self._nodes = LiveNodes(lease_s)
         self._blacklisted: BoundedCache[tuple[bytes, int], bool] = BoundedCache(_MAX_SHUNNED, _SHUNNED_S, clock)
         self._unreachable: BoundedCache[bytes, bool] = BoundedCache(_MAX_DOUBTS, _UNREACHABLE_S, clock)
         self._misses: BoundedCache[bytes, bool] = BoundedCache(_MAX_DOUBTS, _REMEMBER_S, clock)
@@ -66,15 +64,17 @@ class LocationCache:
     @property
     def live_peers(self) -> int:
         """Number of other nodes that are known to be alive."""
-        now, own = self._clock(), self._own_number()
-        with self._lock:
-            return sum(1 for n, (info, until) in self._nodes.items() if info is not None and until > now and n != own)
+        return len(self._live())
 
     def live_nodes(self) -> list[NodeInfo]:
         """Return the other nodes that are known to be alive."""
-        now, own = self._clock(), self._own_number()
+        return list(self._live().values())
+
+    def _live(self) -> dict[int, NodeInfo]:
         with self._lock:
-            return [info for n, (info, until) in self._nodes.items() if info is not None and until > now and n != own]
+            live = self._nodes.all(self._clock())
+        live.pop(self._own_number(), None)
+        return live
 
     def invalidate(self, key: bytes) -> None:
         """Drop the cached location of `key`, which was stale."""
@@ -99,19 +99,12 @@ class LocationCache:
         now = self._clock()
         self.reachability.mark_down(peer)
         with self._lock:
-            for number, (info, until) in self._nodes.items():
-                if info == peer:
-                    self._nodes[number] = (info, min(until, now + _MOVED_S))
+            self._nodes.note_moved(peer, now)
 
     def clear(self) -> None:
         """Drop all cached locations."""
         with self._lock:
             self._blocks.clear()
-
-    def nodes_except(self, numbers: Container[int]) -> list[int]:
-        """Return the known nodes that are not among `numbers`."""
-        with self._lock:
-            return [n for n in self._nodes if n not in numbers]
 
     def live_peers_of(
         self, keys: Sequence[bytes], records: Mapping[int, Sequence[Record]], *, staying: bool
@@ -150,14 +143,18 @@ class LocationCache:
         now = self._clock()
         numbers = {r.node for rs in _distinct(records) for r in rs}
         with self._lock:
-            return [n for n in numbers if n not in self._nodes or self._nodes[n][1] <= now]
+            return [n for n in numbers if not self._nodes.get(n, now)[1]]
 
     def note_unknown_nodes(self, records: Iterable[tuple[Record, ...]]) -> None:
         """Query them at the next heartbeat; until then they count as dead."""
         strangers = self.unknown_nodes(records)
         with self._lock:
-            for number in strangers:
-                self._nodes.setdefault(number, (None, self._clock()))
+            self._nodes.note_strangers(strangers, self._clock())
+
+    def take_strangers(self) -> list[int]:
+        """Return the nodes to query at this heartbeat, once."""
+        with self._lock:
+            return self._nodes.take_strangers()
 
     def note_misses(self, keys: Sequence[bytes], answers: Sequence[ReplicaLocation | None]) -> None:
         """Record which of these blocks were not found, for 30 s."""
@@ -179,17 +176,13 @@ class LocationCache:
 
     def note_nodes(self, numbers: Sequence[int], answer: IndexAnswer) -> None:
         """Record the liveness of these nodes as the index reports it."""
-        now = self._clock()
         with self._lock:
-            for number in numbers:
-                if number in answer.unknown:
-                    continue
-                info = answer.nodes.get(number)
-                # a dead node is queried again soon: it may restart
-                self._nodes[number] = (info, now + (self._lease_s if info else _DEAD_S))
-            dead = [n for n, (info, until) in self._nodes.items() if info is None and until < now - self._lease_s]
-            for number in dead:
-                del self._nodes[number]
+            self._nodes.note_answer(numbers, answer, self._clock())
+
+    def note_roster(self, change: RosterChange) -> None:
+        """Record what changed in the roster; the rest of it holds for another lease."""
+        with self._lock:
+            self._nodes.note_roster(change, self._clock())
 
     def cached_positions(self, keys: Sequence[bytes], positions: Sequence[int]) -> dict[int, bool]:
         """Return the cached ones of these positions."""
@@ -256,12 +249,12 @@ class LocationCache:
         return last_choice
 
     def _is_any_down(self, candidates: Sequence[Record], now: float) -> bool:
-        infos = [info for record in candidates if (info := self._nodes.get(record.node, (None, 0.0))[0]) is not None]
+        infos = [info for record in candidates if (info := self._nodes.get(record.node, now)[0]) is not None]
         return any(self.reachability.is_down(info, now) for info in infos)
 
     def _live_location(self, key: bytes, record: Record, now: float) -> ReplicaLocation | None:
-        info, until = self._nodes.get(record.node, (None, 0.0))
-        if info is None or until <= now or info.generation != record.generation or record.node == self._own_number():
+        info, holds = self._nodes.get(record.node, now)
+        if info is None or not holds or info.generation != record.generation or record.node == self._own_number():
             return None
         if self.reachability.is_down(info, now) or (key, record.node) in self._blacklisted:
             return None

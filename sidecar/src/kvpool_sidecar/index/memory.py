@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from kvpool_sidecar.index.base import MAX_NODE, Index, IndexAnswer, NodeInfo
+from kvpool_sidecar.index.base import MAX_NODE, Index, IndexAnswer, NodeInfo, RosterChange
 from kvpool_sidecar.index.record import MAX_RECORDS, Record, entry_name
 
 if TYPE_CHECKING:
@@ -91,6 +91,12 @@ class MemoryIndex(Index):
         with self._lock:
             numbers = list(self._leases)
         return self.query((), numbers)
+
+    def refresh_roster(self) -> RosterChange:
+        now = self._clock()
+        with self._lock:
+            alive = {n: info for n, (info, until) in self._leases.items() if until > now}
+            return RosterChange(alive, frozenset(self._leases.keys() | self._seen.keys()) - alive.keys())
 
     def expire(self, number: int, pace: Callable[[int], bool]) -> int:
         with self._lock:

@@ -26,7 +26,7 @@ _MAX_PAUSE_S: Final = 60.0
 _S_PER_PEER: Final = 2.0  # with many peers, probes are this far apart
 _BEFORE_END_S: Final = 1.0  # a probe finds out before the end of a pause, not an engine after it
 _CONFIRMED: Final = 2  # failures in a row; a single one may be a sidecar that was replaced
-_MAX_STATES: Final = 1 << 12
+_MAX_STATES: Final = 1 << 16
 
 
 @dataclass

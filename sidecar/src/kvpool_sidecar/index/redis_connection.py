@@ -88,6 +88,7 @@ class _Credentials(CredentialProvider):
         self._username = login.username
         self._passwords = login.passwords
         self._attempt = threading.local()
+        self.opened = 0  # connections until now
 
     def connect(self, pool: ConnectionPool) -> Any:
         """Take a connection of the pool; a new one logs in with the newest password that the server accepts."""
@@ -108,6 +109,7 @@ class _Credentials(CredentialProvider):
         """Return user and password; empty without a password."""
         password = getattr(self._attempt, "password", "")
         self._attempt.is_shown = True
+        self.opened += 1
         if not password:
             return ()
         return (self._username, password) if self._username else (password,)
@@ -148,6 +150,11 @@ class RedisConnection:
     def name(self) -> str:
         host, port = self.target
         return f"{host}:{port}" if port else host
+
+    @property
+    def opened(self) -> int:
+        """Number of connections that were opened until now: it changes when the server is another process."""
+        return self._entry.opened
 
     def open(self) -> Exchange:
         """Borrow one connection for several round trips; for `with`. RetryableError if it cannot connect."""

@@ -3,6 +3,7 @@
 ====================== ==========================================================================
 `b` + key[:16]         packed records (kvpool_sidecar.index.record), one per node that has the block
 `n:<number>`           JSON of NodeInfo, expires with the node's lease
+`n:` + word            changes of the roster (kvpool_sidecar.index.redis_roster)
 `N:<node name>`        the node's number
 `nodes`                counter from which numbers are taken
 `epoch` + tag          random, one on each server; a node that finds it missing sets it
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from kvpool.errors import RetryableError
 from kvpool.protocol import index_url
-from kvpool_sidecar.index.base import MAX_NODE, Index, IndexAnswer, NodeInfo
+from kvpool_sidecar.index.base import MAX_NODE, Index, IndexAnswer, NodeInfo, RosterChange
 from kvpool_sidecar.index.credentials import IndexCredentials, Passwords
 from kvpool_sidecar.index.record import (
     MAX_RECORDS,
@@ -39,7 +40,8 @@ from kvpool_sidecar.index.record import (
     with_room,
     without,
 )
-from kvpool_sidecar.index.redis_connection import ConnectionFailure, ErrorReply, Login
+from kvpool_sidecar.index.redis_connection import ConnectionFailure, Login
+from kvpool_sidecar.index.redis_roster import RedisRoster, lease_name
 from kvpool_sidecar.index.redis_topology import RedisTopology
 
 if TYPE_CHECKING:
@@ -52,7 +54,6 @@ __all__ = ["RedisIndex"]
 
 _NAME_TTL_MS = 30 * 24 * 3600 * 1000
 _MAX_TRIES = 64
-_MAX_ROSTER = 4096
 _SWEEPER_MS = 30_000
 _SWEEP_BATCH = 512
 _TIMEOUT_S = 0.5
@@ -83,9 +84,11 @@ class RedisIndex(Index):
         self._lease_ms = max(1, int(lease_s * 1000))
         self._forget_ms = max(1, int(forget_s * 1000))
         self._topology = RedisTopology(parsed, login, timeout_s, slow_timeout_s)
+        self._roster = RedisRoster(self._topology, lease_s)
         self._epochs: dict[Target, str] = {}  # identifies the data set of a server
         self._missed: set[Target] = set()  # servers that missed announcements
         self._returns = 0
+        self._latest_epoch = ""
 
     def join(self, info: NodeInfo) -> int:
         name = f"N:{info.node}"
@@ -105,36 +108,50 @@ class RedisIndex(Index):
 
     def _claim(self, number: int, info: NodeInfo) -> bool:
         """Hold the lease of `number`, unless another node does."""
-        lease, text = b"n:%d" % number, info.dumps()
-        if self._topology.execute([(b"SET", lease, text, b"NX", b"PX", self._lease_ms)])[0] is not None:
-            return True
-        (value,) = self._topology.execute([(b"GET", lease)])
-        holder = NodeInfo.loads(value or b"")
-        if holder is not None and holder.node != info.node:
-            return False
-        self._topology.execute([(b"SET", lease, text, b"PX", self._lease_ms)])
+        lease, text = lease_name(number), info.dumps()
+        if self._topology.execute([(b"SET", lease, text, b"NX", b"PX", self._lease_ms)])[0] is None:
+            (value,) = self._topology.execute([(b"GET", lease)])
+            holder = NodeInfo.loads(value or b"")
+            if holder is not None and holder.node != info.node:
+                return False
+            self._topology.execute([(b"SET", lease, text, b"PX", self._lease_ms)])
+            if holder == info:
+                return True
+        self._roster.publish([number])
         return True
 
     def renew(self, number: int, info: NodeInfo) -> str | None:
         self._topology.rotate_password()
-        lease, name = b"n:%d" % number, f"N:{info.node}"
-        value, known, count = self._topology.execute([(b"GET", lease), (b"GET", name), (b"GET", b"nodes")])
+        lease, name, seen = lease_name(number), f"N:{info.node}", b"s:%d" % number
+        value, known, count, is_extended, _, is_seen = self._topology.execute(
+            [
+                (b"GET", lease),
+                (b"GET", name),
+                (b"GET", b"nodes"),
+                (b"PEXPIRE", lease, self._lease_ms),  # of another node: it lasts a little longer
+                (b"PEXPIRE", name, _NAME_TTL_MS),
+                (b"PEXPIRE", seen, self._forget_ms),
+            ]
+        )
         behind = number - 1 - (int(count) if count is not None and count.isdigit() else 0)
         if behind > 0:  # the index was emptied: the counter must cover this number again
             self._topology.execute([(b"INCRBY", b"nodes", behind)])
+        if value is None:
+            self._roster.disturb()
         if value != info.dumps().encode():
             if not self._claim(number, info):
                 return None
-        elif not self._topology.execute([(b"PEXPIRE", lease, self._lease_ms)])[0]:
+        elif not is_extended:
             raise RetryableError("the lease ended just now", where=self._topology.address)
         if known != b"%d" % number:
             self._topology.execute([(b"SET", name, number, b"PX", _NAME_TTL_MS)])
-        _, is_seen = self._topology.execute(
-            [(b"PEXPIRE", name, _NAME_TTL_MS), (b"PEXPIRE", b"s:%d" % number, self._forget_ms)]
-        )
         if not is_seen:
-            self._topology.execute([(b"SET", b"s:%d" % number, b"", b"PX", self._forget_ms)])
-        return self._epoch()
+            self._topology.execute([(b"SET", seen, b"", b"PX", self._forget_ms)])
+        epoch = self._epoch()
+        if epoch != self._latest_epoch:
+            self._latest_epoch = epoch
+            self._roster.disturb()
+        return epoch
 
     def _epoch(self) -> str:
         """Of all servers; one that is away counts as it was, until it is back."""
@@ -154,7 +171,7 @@ class RedisIndex(Index):
 
     def _note_epoch(self, server: RedisServer, epoch: Reply) -> None:
         """Record what distinguishes the server's current data set from its past and future ones."""
-        life = self._run_id(server) if isinstance(epoch, bytes) else None
+        life = server.process() if isinstance(epoch, bytes) else None
         if life is None:
             return
         if server.target in self._missed:  # available again: the missed announcements are due
@@ -165,24 +182,12 @@ class RedisIndex(Index):
         now = epoch.decode("ascii", "replace") + life
         self._epochs[server.target] = f"{now}~{times if now == before else self._returns}"
 
-    def _run_id(self, server: RedisServer) -> str | None:
-        """Return an identifier of the server process, if INFO is permitted. None: no reply."""
-        if not server.allows_info:
-            return server.slow.name
-        answer = server.slow.execute([(b"INFO", b"server")])
-        if isinstance(answer, ConnectionFailure):
-            return None
-        if isinstance(answer[0], ErrorReply):
-            server.allows_info = False
-            return server.slow.name
-        line = next((line for line in bytes(answer[0]).split(b"\r\n") if line.startswith(b"run_id:")), b"")
-        return server.slow.name + line.decode("ascii", "replace")
-
     def leave(self, number: int, info: NodeInfo) -> None:
-        (value,) = self._topology.execute([(b"GET", b"n:%d" % number)])
+        (value,) = self._topology.execute([(b"GET", lease_name(number))])
         holder = NodeInfo.loads(value or b"")
         if holder is not None and holder.node == info.node:
-            self._topology.execute([(b"DEL", b"n:%d" % number)])
+            self._topology.execute([(b"DEL", lease_name(number))])
+            self._roster.publish([number])
 
     def announce(self, blocks: Sequence[tuple[bytes, Record]]) -> None:
         if not blocks:
@@ -225,7 +230,7 @@ class RedisIndex(Index):
         self._topology.update(names, functools.partial(without, {number}))
 
     def query(self, keys: Sequence[bytes], numbers: Sequence[int]) -> IndexAnswer:
-        names = [entry_name(key) for key in keys] + [b"n:%d" % number for number in numbers]
+        names = [entry_name(key) for key in keys] + [lease_name(number) for number in numbers]
         if not names:
             return IndexAnswer([], {})
         values = self._topology.read(names)
@@ -239,10 +244,11 @@ class RedisIndex(Index):
         return IndexAnswer(records, nodes, frozenset(unknown))
 
     def live_nodes(self) -> IndexAnswer:
-        (count,) = self._topology.execute([(b"GET", b"nodes")])
-        last = int(count) if count is not None and count.isdigit() else 0
-        numbers = sorted({n % MAX_NODE + 1 for n in range(max(0, last - _MAX_ROSTER), last + 1)})
-        return self.query((), numbers)
+        found = self._roster.everyone()
+        return IndexAnswer([], {n: info for n, info in found.items() if info is not None})
+
+    def refresh_roster(self) -> RosterChange:
+        return self._roster.refresh()
 
     def expire(self, number: int, pace: Callable[[int], bool]) -> int:
         removed = 0

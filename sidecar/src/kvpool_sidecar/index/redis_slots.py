@@ -8,7 +8,7 @@ from binascii import crc_hqx
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvpool.errors import RetryableError
-from kvpool_sidecar.index.redis_connection import RedisConnection
+from kvpool_sidecar.index.redis_connection import ConnectionFailure, ErrorReply, RedisConnection
 from kvpool_sidecar.index.redis_discovery import SLOTS, ServerDiscovery
 
 if TYPE_CHECKING:
@@ -65,6 +65,24 @@ class RedisServer:
         self.down = False
         self.allows_info = True
         self.memory = ServerMemory()
+        self._process = (0, "")  # connections that were opened before, and what identifies the process
+
+    def process(self) -> str | None:
+        """Return an identifier of the server process, if INFO is permitted. None: no reply."""
+        if not self.allows_info:
+            return self.slow.name
+        opened, known = self._process
+        if known and opened == self.slow.opened:  # no connection was opened since, so it is the same process
+            return known
+        answer = self.slow.execute([(b"INFO", b"server")])
+        if isinstance(answer, ConnectionFailure):
+            return None
+        if isinstance(answer[0], ErrorReply):
+            self.allows_info = False
+            return self.slow.name
+        line = next((line for line in bytes(answer[0]).split(b"\r\n") if line.startswith(b"run_id:")), b"")
+        self._process = (self.slow.opened, self.slow.name + line.decode("ascii", "replace"))
+        return self._process[1]
 
     def close(self) -> None:
         self.fast.close()

@@ -131,16 +131,15 @@ class BlockResolver:
         return self._cache.live_nodes()
 
     def refresh(self) -> None:
-        """Read the live nodes again; called at each heartbeat, outside the request path."""
+        """Read which nodes have changed; called at each heartbeat, outside the request path."""
         try:
             self._index.warm(_WARM)
-            answer = self._index.live_nodes()
-            others = self._cache.nodes_except(answer.nodes)
-            rest = self._index.query((), others)
+            self._cache.note_roster(self._index.refresh_roster())
+            strangers = self._cache.take_strangers()
+            if strangers:
+                self._cache.note_nodes(strangers, self._index.query((), strangers))
         except KVPoolError:
             return
-        self._cache.note_nodes(list(answer.nodes), answer)
-        self._cache.note_nodes(others, rest)
 
     def _call_index(self, work: Callable[[], dict[int, _T]], deadline: float) -> dict[int, _T]:
         try:
