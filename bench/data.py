@@ -92,7 +92,7 @@ class Blocks:
             (result,) = client.put_from([one], [view])
             if not result.stored:
                 raise RuntimeError(f"block {i} of {size} bytes was not stored: {result.reason}")
-        by_ident = {decode_header(file.open("rb").read(HEADER_BYTES)).block_id: file for file in _files(home) - known}
+        by_ident = {_block_id(file): file for file in _files(home) - known}
         self.files = [by_ident[one] for one in self.block_ids]
 
     @contextlib.contextmanager
@@ -111,6 +111,17 @@ class Blocks:
 
 def _files(home: Path) -> set[Path]:
     return {file for file in home.rglob("*") if len(file.name) == 64 and file.is_file()}
+
+
+def _block_id(file: Path) -> bytes:
+    """Of a block's file, which is out of the page cache afterwards: the pool itself brings it there."""
+    fd = os.open(file, os.O_RDONLY)
+    try:
+        found = decode_header(os.pread(fd, HEADER_BYTES, 0)).block_id
+        folios.drop(fd)
+    finally:
+        os.close(fd)
+    return found
 
 
 def _pattern(n: int) -> bytes:

@@ -47,36 +47,40 @@ def fill_large(fd: int, size: int) -> None:
 
 
 def copy_large(files: Sequence[Path], directory: Path) -> list[Path]:
-    """Copies of `files`, written past the page cache and then read into it in large folios."""
+    """Copies of `files` that are in the page cache in large folios. The files themselves are not in it afterwards."""
     directory.mkdir()
-    copies = []
-    for number, file in enumerate(files):
-        copy = directory / str(number)
+    copies = [directory / str(number) for number in range(len(files))]
+    for file, copy in zip(files, copies, strict=True):
         shutil.copyfile(file, copy)
-        fd = os.open(copy, os.O_RDONLY)
-        try:
-            drop(fd)
-            fill_large(fd, os.fstat(fd).st_size)
-        finally:
-            os.close(fd)
-        copies.append(copy)
+        for one in (file, copy):
+            fd = os.open(one, os.O_RDONLY)
+            try:
+                drop(fd)
+                if one is copy:
+                    fill_large(fd, os.fstat(fd).st_size)
+            finally:
+                os.close(fd)
     return copies
 
 
 def large_share_of(files: Sequence[Path]) -> float | None:
-    """Share of the bytes of `files` that are in the page cache in folios of 64 KiB or more; None if unknown."""
-    total = large = 0.0
+    """Share of the bytes of `files` that are in the page cache in folios of 64 KiB or more; None if unknown.
+
+    Files of which nothing is cached do not count: nobody has read them.
+    """
+    total = large = 0
     for file in files:
         fd = os.open(file, os.O_RDONLY)
         try:
             size = os.fstat(fd).st_size
-            share = large_share(fd, size)
+            found = _folios(fd, size)
         finally:
             os.close(fd)
-        if share is None:
+        if found is None:
             return None
-        total, large = total + size, large + share * size
-    return large / total if total else None
+        if found:
+            total, large = total + _pages(size), large + _large(found)
+    return large / total if total else 0.0
 
 
 def large_share(fd: int, size: int) -> float | None:
@@ -84,7 +88,21 @@ def large_share(fd: int, size: int) -> float | None:
 
     None if the kernel does not show it: /proc/kpageflags is for root. What is not cached is not read.
     """
-    pages = -(-size // _PAGE)
+    found = _folios(fd, size)
+    return None if found is None else _large(found) / _pages(size)
+
+
+def _pages(size: int) -> int:
+    return -(-size // _PAGE)
+
+
+def _large(found: Sequence[int]) -> int:
+    return sum(pages for pages in found if pages >= _LARGE_PAGES)
+
+
+def _folios(fd: int, size: int) -> list[int] | None:
+    """Pages of each folio of the file that is in the page cache; None if the kernel does not show it."""
+    pages = _pages(size)
     try:
         with open("/proc/kpageflags", "rb", 0) as flags, open("/proc/self/pagemap", "rb", 0) as own:
             with _Mapping(fd, size) as address:
@@ -97,10 +115,9 @@ def large_share(fd: int, size: int) -> float | None:
             frames = [entry & _PFN for n, entry in enumerate(entries) if here[n] and entry & _PRESENT]
             if frames and not any(frames):
                 return None  # their numbers are hidden
-            folios = folio_pages((frame, _flags(flags.fileno(), frame)) for frame in frames)
+            return folio_pages((frame, _flags(flags.fileno(), frame)) for frame in frames)
     except PermissionError:
         return None
-    return sum(folio for folio in folios if folio >= _LARGE_PAGES) / pages
 
 
 def folio_pages(frames: Iterable[tuple[int, int]]) -> list[int]:
@@ -121,7 +138,7 @@ def _flags(flags: int, frame: int) -> int:
 
 
 def _resident(address: int, size: int) -> bytes:
-    found = (ctypes.c_ubyte * -(-size // _PAGE))()
+    found = (ctypes.c_ubyte * _pages(size))()
     if _libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), found) != 0:
         raise OSError(ctypes.get_errno(), "mincore")
     return bytes(byte & 1 for byte in found)

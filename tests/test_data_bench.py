@@ -78,6 +78,16 @@ def test_a_file_that_was_read_page_by_page_is_not_taken_for_one_in_large_folios(
     assert folios.large_share(cold, _SIZE) == 0
 
 
+def test_a_file_that_nobody_has_read_does_not_count(cold: int, tmp_path: Path):
+    unread = _written(tmp_path / "unread")
+    fd = os.open(unread, os.O_RDONLY)
+    folios.drop(fd)
+    os.close(fd)
+    folios.fill_large(cold, _SIZE)
+    assert folios.large_share_of([tmp_path / "copies" / "0", unread]) == pytest.approx(1, abs=0.02)
+    assert folios.large_share_of([unread]) == 0
+
+
 def test_a_folio_ends_where_the_next_begins_and_where_frames_are_not_neighbors():
     head, tail = 1 << 15, 1 << 16
     assert folios.folio_pages([(8, head), (9, tail), (10, head), (11, tail), (30, tail), (31, 0)]) == [2, 2, 1, 1]
@@ -89,6 +99,8 @@ def test_the_limit_reads_the_bytes_of_the_pools_files_from_files_of_its_own(tmp_
     copies = folios.copy_large(files, tmp_path / "copies")
     assert [copy.read_bytes() for copy in copies] == [file.read_bytes() for file in files]
     assert not set(copies) & set(files)
+    if folios.large_share_of(copies) is not None:
+        assert all(folios.large_share_of([file]) == 0 for file in files)  # the pool brings them in itself
 
 
 def test_the_processor_ratio_of_nothing_half_and_all_of_the_limits_work():

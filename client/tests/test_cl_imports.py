@@ -97,6 +97,7 @@ EVERYWHERE = [
     "kvpool.transport.connection_pool",
     "kvpool.transport.descriptor_closer",
     "kvpool.transport.load",
+    "kvpool.transport.page_cache",
     "kvpool.transport.pending",
     "kvpool.transport.responses",
     "kvpool.transport.slots",

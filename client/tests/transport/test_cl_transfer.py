@@ -79,11 +79,77 @@ def test_a_caller_that_must_not_wait_hands_over_where_the_page_cache_ends(tmp_pa
 
     buffer = bytearray(len(payload))
     load = load_of(memoryview(buffer), tmp_path / "b")
-    assert not transfer.read_file(load, soon(), EXPECT, False, half)
+    batch = soon()
+    batch.is_warm = True  # the blocks before it were cached
+    assert not transfer.read_file(load, batch, EXPECT, False, half)
     assert load.offset == transfer.PIECE_BYTES
-    assert transfer.read_file(load, soon(), EXPECT, True, half)
+    assert transfer.read_file(load, batch, EXPECT, True, half)
     load.close()
     assert buffer == payload
+
+
+@pytest.mark.parametrize("size", [100_000, 3 * transfer.PIECE_BYTES + 5])
+@pytest.mark.parametrize("can_fill", [True, False])
+def test_a_cold_block_is_brought_into_the_page_cache_by_a_thread_that_may_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, can_fill: bool
+) -> None:
+    payload = os.urandom(size)
+    (tmp_path / "b").write_bytes(header_of(payload) + payload)
+    total, filled, asked = size + block.HEADER_BYTES, [], []
+
+    def fill(_fd: int, offset: int, count: int) -> bool:
+        filled.append((offset, offset + count))
+        return can_fill
+
+    def preadv(fd: int, views: Any, offset: int, *flags: int) -> int:
+        wanted = offset + sum(map(len, views))
+        asked.append((offset, bool(flags)))
+        if flags and not (can_fill and any(a <= offset and min(wanted, total) <= b for a, b in filled)):
+            raise BlockingIOError
+        return os.preadv(fd, views, offset)
+
+    monkeypatch.setattr(transfer.page_cache, "fill", fill)
+    buffer = bytearray(size)
+    load, batch = load_of(memoryview(buffer), tmp_path / "b"), soon(60)
+    assert not transfer.read_file(load, batch, EXPECT, False, preadv)
+    assert asked == [(total - 1, True)]  # no read that would begin a read-ahead of single pages
+    assert not filled
+    assert transfer.read_file(load, batch, EXPECT, True, preadv)
+    load.close()
+    assert buffer == payload
+    assert [a for a, _ in filled] == list(range(0, total, transfer.PIECE_BYTES))[: len(filled)]
+    assert max(b for _, b in filled) == total
+    assert all(flags for _, flags in asked) == can_fill
+
+
+def test_only_the_first_block_of_a_warm_batch_is_asked_whether_it_is(tmp_path: Path) -> None:
+    batch, asked = soon(60), []
+
+    def preadv(fd: int, views: Any, offset: int, *flags: int) -> int:
+        asked.append(offset)
+        return os.preadv(fd, views, offset, *flags)
+
+    for n in range(3):
+        payload = os.urandom(8192)
+        (tmp_path / str(n)).write_bytes(header_of(payload) + payload)
+        load = load_of(memoryview(bytearray(8192)), tmp_path / str(n))
+        assert transfer.read_file(load, batch, EXPECT, False, preadv)
+        load.close()
+    assert asked == [8192 + block.HEADER_BYTES - 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("tier", [wire.Tier.SHARED, wire.Tier.PEER])
+def test_a_file_that_is_not_on_this_nodes_drives_is_not_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: wire.Tier
+) -> None:
+    """A mapping of a file system that hangs could stop the engine's other threads."""
+    monkeypatch.setattr(transfer.page_cache, "fill", lambda *_: pytest.fail("mapped"))
+    payload = os.urandom(8192)
+    (tmp_path / "b").write_bytes(header_of(payload) + payload)
+    load = pending.PendingRead(0, IDENT, KEY, tier, memoryview(bytearray(8192)))
+    load.descriptor = os.open(tmp_path / "b", os.O_RDONLY)
+    assert transfer.read_file(load, soon(60), EXPECT, True, cold)
+    load.close()
 
 
 def test_bytes_from_a_drive_are_copied_without_the_interpreters_lock(aligned: Callable[[int], memoryview]) -> None:

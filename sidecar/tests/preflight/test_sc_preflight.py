@@ -54,7 +54,7 @@ def folder(tmp_path):
 def test_a_good_drive_is_measured_and_nothing_stays(folder):
     found = look(folder)
     assert {f.level for f in found.values()} == {Level.OK}, found
-    assert {"Filesystem", "Space", "Speed"} == set(found)
+    assert {"Filesystem", "LargeFolios", "Space", "Speed"} == set(found)
     assert found["Speed"].values["write_mb_s"] > 0
     assert found["Speed"].values["read_mb_s"] > 0
     assert os.listdir(folder) == []

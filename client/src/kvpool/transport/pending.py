@@ -43,6 +43,7 @@ class Batch:
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
         self.closed = False
+        self.is_warm = False  # the last block of this node that was asked for was in the page cache
         self.ready: collections.deque[PendingRead] = collections.deque()  # probably readable without blocking
         self.cold: collections.deque[PendingRead] = collections.deque()  # may block on a drive: worker threads only
         self._pending = 0
@@ -76,8 +77,10 @@ class PendingRead:
     __slots__ = (
         "block_id",
         "block_key",
+        "cold",
         "descriptor",
         "done",
+        "filled",
         "gate",
         "header",
         "offset",
@@ -101,6 +104,8 @@ class PendingRead:
         self.gate = threading.Lock()
         self.header = bytearray(block.HEADER_BYTES)
         self.offset = 0
+        self.cold = False  # its file was not in the page cache
+        self.filled = 0  # bytes of a cold file that were brought there since
         self.sum: block.RunningChecksum | None = None
         self.ok = False
         self.done = 0.0  # time.monotonic() when it was complete and verified

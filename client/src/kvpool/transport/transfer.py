@@ -3,8 +3,8 @@
 Rule that keeps late bytes out of the engine's memory: a thread that writes into a buffer holds the transfer's `gate`,
 never blocks in the kernel while holding it (a peer stream: only until the deadline), and checks `Batch.closed` first.
 A caller that abandons a batch closes it and then acquires every gate once; after that no thread writes into its
-buffers, even if one is stuck in a read on a hung file system. So a read that may block (bytes that are not in the page
-cache) goes through a bounce buffer of the reading thread.
+buffers, even if one is stuck in a read on a hung file system. So bytes of this node's drives are brought into the page
+cache first, and a read that may still block goes through a bounce buffer of the reading thread.
 
 Bytes are moved and checksummed by calls that release the interpreter's lock, so that the engine's threads run beside a
 load.
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from kvpool.errors import CorruptBlockError, DeadlineExceededError, PoolUnavailableError, ProtocolError
 from kvpool.protocol import block, peer_wire, wire
+from kvpool.transport import page_cache
 from kvpool.transport.pending import PeerMissError
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ __all__ = ["PIECE_BYTES", "read_file", "read_stream", "write_file"]
 
 PIECE_BYTES = 4 << 20  # per read from the page cache or a peer, each of which waits for the GIL twice
 _BOUNCE_BYTES = 4 << 20  # per read from a drive
+_FILL_BYTES = PIECE_BYTES  # of a file that is brought into the page cache before they are read
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
@@ -95,11 +97,20 @@ def read_file(
     then, the buffer holds the requested block.
     """
     total = block.HEADER_BYTES + len(load.view)
+    if load.offset == 0 and load.tier == wire.Tier.LOCAL and not load.cold and not batch.is_warm:
+        batch.is_warm = page_cache.ends_in_memory(load.descriptor, total, preadv)
+        load.cold = not batch.is_warm
+    if load.cold:
+        if not may_block:
+            return False
+        _fill_page_cache(load, batch, total)
     if load.offset == 0 and len(load.view) <= PIECE_BYTES and _read_at_once(load, batch, expect, total, preadv):
         return True
     if load.sum is None and expect.verify:
         load.sum = block.running_checksum()
     while load.offset < total:
+        if load.cold:
+            _fill_page_cache(load, batch, total)
         count = _read_cached(load, batch, preadv)
         if count is None:
             if not may_block:
@@ -112,6 +123,14 @@ def read_file(
     return True
 
 
+def _fill_page_cache(load: PendingRead, batch: Batch, total: int) -> None:
+    """Bring the next bytes of a cold file into the page cache; without the gate, because this waits for the drive."""
+    while load.filled <= load.offset:
+        _refuse_if_over(batch)
+        page_cache.fill(load.descriptor, load.filled, min(total - load.filled, _FILL_BYTES + block.HEADER_BYTES))
+        load.filled += _FILL_BYTES
+
+
 def _read_at_once(load: PendingRead, batch: Batch, expect: Expectation, total: int, preadv: Callable[..., int]) -> bool:
     """Read a small, fully cached block by one call and one checksum. Return False to continue piece by piece."""
     if not _NOWAIT:
@@ -120,8 +139,10 @@ def _read_at_once(load: PendingRead, batch: Batch, expect: Expectation, total: i
         _refuse_if_over(batch)
         try:
             if preadv(load.descriptor, (load.header, load.view), 0, _NOWAIT) != total:
+                batch.is_warm = False
                 return False
         except BlockingIOError:
+            batch.is_warm = False
             return False
         except OSError as e:
             if e.errno in _UNSUPPORTED:

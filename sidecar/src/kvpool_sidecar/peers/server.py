@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from kvpool.errors import CorruptBlockError, KVPoolError, ProtocolError, RefusedError
 from kvpool.protocol import peer_wire, wire
 from kvpool.protocol.block import HEADER_BYTES
+from kvpool.transport import page_cache
 from kvpool_sidecar.peers import tcp
 from kvpool_sidecar.peers.rdma.server import PeerRdma
 from kvpool_sidecar.peers.unproven import UnprovenConnections
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.peers.security import PeerSecurity
     from kvpool_sidecar.storage.base import Block, Store
 
-__all__ = ["PeerServer", "PeerServerOptions"]
+__all__ = ["PeerServer", "PeerServerOptions", "Source", "send_file"]
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ _FIRST_BYTES_S = 1.0
 _IDLE_S = 120.0
 _SEND_S = 10.0
 _CHUNK_BYTES = 1 << 20
+_FILL_BYTES = 4 << 20  # of a cold file that are brought into the page cache before they are sent
 _MAX_OPEN = 16
 _GRANT_BYTES = 4 << 20  # small blocks share a grant
 _thread = threading.local()
@@ -273,8 +275,9 @@ class PeerServer:
         """Remove the blocks of one grant from the front of `found` and send them."""
         count, size = _batch(found)
         grant = self._queue.acquire(tenant, size, time.monotonic() + _MAX_QUEUED_S) if size else None
-        send = _send_encrypted if isinstance(sock, ssl.SSLSocket) else _send_file
+        send = _send_encrypted if isinstance(sock, ssl.SSLSocket) else send_file
         served = served_bytes = 0
+        is_warm = False  # the last block was in the page cache, and the next one is probably, too
         try:
             for _ in range(count):
                 key, block = found[0]
@@ -286,7 +289,8 @@ class PeerServer:
                 else:
                     length = HEADER_BYTES + block.payload_len
                     response = peer_wire.PEER_RESPONSE.pack(wire.MAGIC, peer_wire.PeerStatus.OK, 0, 0, length)
-                    if not send(sock, response, block.fd, length):
+                    is_warm = is_warm or page_cache.ends_in_memory(block.fd, length)
+                    if not send(sock, response, Source(block.fd, length, is_cold=not is_warm)):
                         # a response in progress cannot report an error
                         raise CorruptBlockError("the block shrank while it was sent", block_key=key.hex())
                     served += 1
@@ -339,27 +343,43 @@ def _batch(found: Sequence[tuple[bytes, Block | None]]) -> tuple[int, int]:
     return len(found), size
 
 
-def _send_file(sock: socket.socket, response: bytes, fd: int, size: int) -> bool:
+class Source:
+    """A block's file; a cold one enters the page cache in large folios, which sendfile and preadv would not give it."""
+
+    def __init__(self, fd: int, size: int, *, is_cold: bool) -> None:
+        self.fd = fd
+        self.size = size
+        self._filled = 0 if is_cold else size
+
+    def available(self, at: int) -> int:
+        """Return how many bytes from `at` on to send next, at least one; waits for the drive."""
+        while self._filled <= at:
+            page_cache.fill(self.fd, self._filled, min(_FILL_BYTES, self.size - self._filled))
+            self._filled += _FILL_BYTES
+        return min(self._filled, self.size) - at
+
+
+def send_file(sock: socket.socket, response: bytes, source: Source) -> bool:
     """Send header and file; False if the file is shorter than expected."""
     sock.sendall(response, socket.MSG_MORE)
     sent = 0
-    while sent < size:
-        n = os.sendfile(sock.fileno(), fd, sent, size - sent)
+    while sent < source.size:
+        n = os.sendfile(sock.fileno(), source.fd, sent, source.available(sent))
         if n == 0:
             return False
         sent += n
     return True
 
 
-def _send_encrypted(sock: socket.socket, response: bytes, fd: int, size: int) -> bool:
-    """As `_send_file`, through TLS and this thread's buffer."""
+def _send_encrypted(sock: socket.socket, response: bytes, source: Source) -> bool:
+    """As `send_file`, through TLS and this thread's buffer."""
     buffer: memoryview | None = getattr(_thread, "buffer", None)
     if buffer is None:
         buffer = _thread.buffer = memoryview(bytearray(_CHUNK_BYTES))
     sock.sendall(response)
     sent = 0
-    while sent < size:
-        n = os.preadv(fd, [buffer[: min(size - sent, _CHUNK_BYTES)]], sent)
+    while sent < source.size:
+        n = os.preadv(source.fd, [buffer[: min(source.available(sent), _CHUNK_BYTES)]], sent)
         if n == 0:
             return False
         sock.sendall(buffer[:n])

@@ -10,7 +10,7 @@ import secrets
 from typing import TYPE_CHECKING
 
 from kvpool.errors import ConfigError
-from kvpool_sidecar.preflight import speed
+from kvpool_sidecar.preflight import folios, speed
 from kvpool_sidecar.preflight.finding import failed, fine, warned
 from kvpool_sidecar.preflight.mounts import mount_of
 from kvpool_sidecar.storage import layout as names
@@ -177,8 +177,21 @@ def _features(fd: int, tier: LocalTier, expected_mb_s: int, *, measure: bool, ma
                 "use ext4 or xfs",
                 tier=tier.name,
             )
+        if measure and direct:
+            yield _folios(file, tier)
         if measure:
             yield from _speed(fd, file, tier, expected_mb_s, direct=direct, max_s=max_s)
+
+
+def _folios(file: int, tier: LocalTier) -> Finding:
+    """Report whether reads from memory cost what they must. Information: the pool works without it."""
+    found = folios.measure(file)
+    values = {"page_cache_gain": found.gain}
+    if found.are_large:
+        text = f"large folios: they make reads from memory {found.gain:.1f} times cheaper in processor time"
+    else:
+        text = "no large folios: reads from memory cost more processor time (ext4 from Linux 6.16 or xfs has them)"
+    return fine("LargeFolios", text, tier=tier.name, **values)
 
 
 def _leases(file: int, tier: LocalTier) -> Iterator[Finding]:

@@ -4,8 +4,10 @@ One thread for each local drive and one for the shared tier, each with a short q
 the prompt, prompts take turns, and only blocks of the reply are read. Prefetching yields to readers: a block that is
 being loaded is skipped, requests that waited too long are dropped, and the queue of a slow drive is emptied.
 
-The hint is posix_fadvise(2), WILLNEED. Linux cuts one hint down to the device's read-ahead window or largest request
-(mm/readahead.c, force_page_cache_ra), so hints are issued in steps of that window: smaller ones cost more per byte.
+Blocks of a drive enter the page cache in large folios (kvpool.transport.page_cache). Where that is not possible, and
+in the shared tier, the hint is posix_fadvise(2), WILLNEED. Linux cuts one hint down to the device's read-ahead window
+or largest request (mm/readahead.c, force_page_cache_ra), so hints are issued in steps of that window: smaller ones cost
+more per byte.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from kvpool.errors import KVPoolError
 from kvpool.protocol.wire import Tier
+from kvpool.transport import page_cache
 from kvpool_sidecar.replication.prefetch_window import PrefetchWindow, ReadDecision
 from kvpool_sidecar.resilience.worker import PeriodicTask
 
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.storage.local.store import LocalStore
     from kvpool_sidecar.storage.shared.tier import SharedTier
 
-__all__ = ["Prefetcher", "in_memory", "read_ahead"]
+__all__ = ["Prefetcher", "fill", "in_memory", "read_ahead"]
 
 STEP_BYTES = 128 << 10
 STRIDE_BYTES = 2 << 20  # read between two checks whether the block is still needed
@@ -41,6 +44,12 @@ _STALE_S = 2.0
 _BUSY_S = 0.25  # a hint of 2 MiB that takes longer shows a busy drive
 _WAIT_S = 0.02
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
+
+
+def fill(fd: int, offset: int, size: int) -> None:
+    """Read these bytes of a drive's file into the page cache, in large folios where possible."""
+    if not page_cache.fill(fd, offset, size):
+        read_ahead(fd, offset, size)
 
 
 def read_ahead(fd: int, offset: int, size: int) -> None:
@@ -66,7 +75,9 @@ def in_memory(fd: int, size: int) -> bool:
         return False
     probe = bytearray(1)
     try:
-        return all(os.preadv(fd, [probe], at, _NOWAIT) == 1 for at in (0, size // 2, size - 1))
+        return page_cache.ends_in_memory(fd, size) and all(
+            os.preadv(fd, [probe], at, _NOWAIT) == 1 for at in (0, size // 2, size - 1)
+        )
     except OSError:  # EAGAIN: not cached; EOPNOTSUPP: unknown
         return False
 
@@ -82,11 +93,12 @@ class _Prompt:
 
 
 class _DriveQueue:
-    """One drive: `open_block(key)` is a descriptor or -1. `ready` guards everything."""
+    """One drive: `open_block(key)` is a descriptor or -1, `read` reads its bytes ahead. `ready` guards everything."""
 
-    def __init__(self, name: str, open_block: Callable[[bytes], int]) -> None:
+    def __init__(self, name: str, open_block: Callable[[bytes], int], read: Callable[[int, int, int], None]) -> None:
         self.name = name
         self.open_block = open_block
+        self.read = read
         self.prompts: collections.deque[_Prompt] = collections.deque()
         self.ready = threading.Condition()
 
@@ -101,18 +113,19 @@ class Prefetcher:
         limit_bytes: int,
         stats: Stats,
         *,
-        read: Callable[[int, int, int], None] = read_ahead,
+        read: Callable[[int, int, int], None] = fill,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._local = local
         self._stats = stats
-        self._read = read
         self._clock = clock
         self._lock = threading.Lock()
         self._window = PrefetchWindow(limit_bytes, _KEEP_S)
         self._stopping = threading.Event()
-        self._drive_queues = {root.name: _DriveQueue(root.name, root.peek_fd) for root in local.drives}
-        self._shared_queue = None if shared is None else _DriveQueue("shared", lambda key: _open_shared(shared, key))
+        self._drive_queues = {root.name: _DriveQueue(root.name, root.peek_fd, read) for root in local.drives}
+        self._shared_queue = (
+            None if shared is None else _DriveQueue("shared", lambda key: _open_shared(shared, key), read_ahead)
+        )
         self._queues = [*self._drive_queues.values(), *([self._shared_queue] if self._shared_queue else [])]
         self._tasks = [
             PeriodicTask(f"prefetch-{queue.name}", functools.partial(self._serve, queue), 0.0) for queue in self._queues
@@ -230,7 +243,7 @@ class Prefetcher:
             if self._stopping.is_set() or self._is_consumed(key, prompt.asked_at):
                 break
             began = self._clock()
-            self._read(fd, at, min(STRIDE_BYTES, size - at))
+            queue.read(fd, at, min(STRIDE_BYTES, size - at))
             self._stats.add("prefetch", "bytes", min(STRIDE_BYTES, size - at))
             if self._clock() - began > _BUSY_S:
                 self._yield_to_readers(queue, prompt)

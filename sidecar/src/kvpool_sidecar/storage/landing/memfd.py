@@ -108,13 +108,15 @@ def copy_to(target: int, source: int, size: int, start: bytes = b"") -> None:
         with _buffers.borrow() as buffer:
             if os.preadv(source, [buffer[:size]], 0) != size:
                 raise CorruptBlockError("the file was cut")
+            buffer[: len(start)] = start
             _write(target, buffer[:size], direct=direct)
-    else:
-        with _mapped(source, size) as view:
-            _write(target, view, direct=direct)
+        return
+    with _mapped(source, size) as view:
+        _write(target, view, direct=direct)
     if start:
-        _clear_direct(target)
-        os.pwrite(target, start, 0)
+        with _buffers.borrow() as buffer:  # past the page cache, too: a page there would keep the others from folios
+            buffer[: len(start)] = start
+            _write(target, buffer[: len(start)], direct=direct)
 
 
 class _Buffers:

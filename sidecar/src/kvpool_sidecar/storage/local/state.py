@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvpool.errors import CorruptBlockError
-from kvpool.protocol import block
-from kvpool.protocol.block import HEADER_BYTES
+from kvpool.protocol.block import HEADER_BYTES, decode_header
+from kvpool_sidecar.blocks import file as blockfile
 from kvpool_sidecar.blocks.events import BlockEvents, DriveIncident
 from kvpool_sidecar.eviction import Entry, EvictionConfig, decode_uses
 from kvpool_sidecar.storage import layout as names
@@ -167,7 +167,7 @@ class DriveState:
         except OSError:
             return None
         try:
-            return block.decode_header(os.pread(fd, HEADER_BYTES, 0))
+            return decode_header(blockfile.read_start(fd))
         except (CorruptBlockError, OSError):
             return None
         finally:
