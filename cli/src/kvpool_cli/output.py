@@ -15,6 +15,14 @@ FORMATS = ("table", "json", "yaml")
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
+def add_arguments(parser: argparse.ArgumentParser, formats: Sequence[str] = FORMATS) -> None:
+    """Add `-o` and `--color`."""
+    parser.add_argument("-o", "--output", choices=formats, default="table", help="format of the result")
+    parser.add_argument(
+        "--color", choices=("auto", "always", "never"), default="auto", help="colors of text; auto: on a terminal"
+    )
+
+
 class Style:
     """Colors of text, or none."""
 
@@ -45,6 +53,13 @@ def emit(args: argparse.Namespace, data: object, text: Callable[[Style], str]) -
         sys.stdout.write(as_yaml(data))
     else:
         sys.stdout.write(text(Style.of(args, sys.stdout)).rstrip("\n") + "\n")
+
+
+def progress(text: str) -> None:
+    """Show what takes time, on stderr and only on a terminal; the next call replaces it, an empty text removes it."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\033[K{text}")
+        sys.stderr.flush()
 
 
 def as_yaml(data: object) -> str:

@@ -9,8 +9,6 @@ from kvpool_cli import kubectl, output
 from kvpool_cli.registry import COMMANDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from kvpool_cli.registry import Command
 
 _EPILOG = """exit codes: 0 success, 1 findings or a negative verdict, 2 usage, 3 the cluster cannot be reached,
@@ -26,21 +24,12 @@ def build_parser(prog: str = "kvpool", commands: tuple[Command, ...] = COMMANDS)
         entry = entries.add_parser(
             command.NAME, help=command.HELP, description=getattr(command, "DESCRIPTION", command.HELP)
         )
-        formats = getattr(command, "FORMATS", output.FORMATS)
-        add_common(entry, cluster=bool(getattr(command, "CLUSTER", False)), formats=formats)
+        output.add_arguments(entry, getattr(command, "FORMATS", output.FORMATS))
+        if getattr(command, "CLUSTER", False):
+            kubectl.add_arguments(entry)
         command.add_arguments(entry)
         entry.set_defaults(command=command, root=parser)
     return parser
-
-
-def add_common(parser: argparse.ArgumentParser, *, cluster: bool, formats: Sequence[str] = output.FORMATS) -> None:
-    """Add the options that every command has, and those of the cluster."""
-    parser.add_argument("-o", "--output", choices=formats, default="table", help="format of the result")
-    parser.add_argument(
-        "--color", choices=("auto", "always", "never"), default="auto", help="colors of text; auto: on a terminal"
-    )
-    if cluster:
-        kubectl.add_arguments(parser)
 
 
 def _version() -> str:

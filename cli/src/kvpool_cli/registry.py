@@ -15,6 +15,7 @@ from kvpool_cli.commands import (
     preflight,
     purge,
     report,
+    savings,
     status,
     top,
     verify,
@@ -40,5 +41,5 @@ class Command(Protocol):
 COMMANDS: tuple[Command, ...] = (
     *(status, doctor, analyze, why, fingerprints, top, peers),
     *(preflight, drain, purge, warm, verify),
-    *(plan, report, completion, version),
+    *(plan, savings, report, completion, version),
 )

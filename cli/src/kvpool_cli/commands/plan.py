@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvpool_cli.commands import plan_text
+from kvpool_cli.commands import plan_check, plan_text
 from kvpool_cli.errors import FINDINGS, OK, UsageError
 from kvpool_cli.output import FORMATS as COMMON
-from kvpool_cli.output import as_yaml, emit
-from kvpool_cli.planner import attention, catalog, units
+from kvpool_cli.output import as_yaml, emit, progress
+from kvpool_cli.planner import attention, catalog, replay, units
 from kvpool_cli.planner.demand import Fleet, Workload, demand, gain
 from kvpool_cli.planner.gpus import GPUS, UTILIZATION, find_gpu, prefill_rate
-from kvpool_cli.planner.plan import Plan
+from kvpool_cli.planner.plan import Plan, Replayed
 from kvpool_cli.planner.resource import pool
 
 if TYPE_CHECKING:
@@ -26,23 +26,33 @@ DESCRIPTION = """Size a pool for a model and a workload. With a model and --toke
 with --sessions and --every, also what the workload needs. Figures that are not given are not judged."""
 FORMATS = (*COMMON, "kvcachepool")
 
+POLICIES = ("PrefixAware", "LRU", "LFU", "FIFO", "S3FIFO")
 _DRIVE_READ = 6_500_000_000.0
 _STICKY = 0.25
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add model, workload and fleet, what else can be printed, and `check`."""
+    add_plan_arguments(parser)
+    parser.add_argument("--list-models", action="store_true", help="list the shipped models and end")
+    parser.add_argument("--name", default="chat", help="name of the pool for -o kvcachepool")
+    trace = parser.add_argument_group("trace")
+    trace.add_argument("--trace", metavar="FILE", type=Path, help="replay prompts: JSON lines in Mooncake's form")
+    trace.add_argument("--sweep", metavar="FROM:TO", help="capacities of the pool to replay, such as 1Ti:16Ti")
+    trace.add_argument("--policy", default="PrefixAware", choices=POLICIES, help="cache.eviction.policy of the pool")
+    plan_check.add_parser(parser, add_plan_arguments)
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Add model, workload and fleet."""
     model = parser.add_argument_group("model")
     model.add_argument("--model", metavar="NAME", help="a model that ships with this program (--list-models)")
     model.add_argument("--config", metavar="FILE", type=Path, help="config.json of any model, or its folder")
-    model.add_argument("--list-models", action="store_true", help="list the shipped models and end")
     model.add_argument("--kv-dtype", choices=("auto", *attention.DTYPES), default="auto", help="dtype of the KV cache")
     model.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel size of an engine")
     model.add_argument("--block-tokens", type=int, default=256, metavar="N", help="cache.blockTokens of the pool")
     load = parser.add_argument_group("workload")
-    load.add_argument(
-        "--tokens", "--context", metavar="N", default="20000", help="tokens of a prompt: 20000, 20k, 128Ki"
-    )
+    load.add_argument("--tokens", metavar="N", default="20000", help="tokens of a prompt: 20000, 20k, 128Ki")
     load.add_argument("--turn", metavar="N", default="600", help="new tokens of a turn, question and answer")
     load.add_argument("--sessions", type=float, metavar="N", help="sessions that are active at the same time")
     load.add_argument("--every", metavar="TIME", default="60s", help="time between two requests of a session")
@@ -68,21 +78,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     saved = parser.add_argument_group("gain")
     saved.add_argument("--prefill-rate", type=float, metavar="N", help="tokens a second that one engine computes")
     saved.add_argument("--gpu-hour", type=float, default=0.0, metavar="PRICE", help="price of a GPU for an hour")
-    parser.add_argument("--name", default="chat", help="name of the pool for -o kvcachepool")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan; FINDINGS if a verdict is negative."""
+    if args.check:
+        return plan_check.run(args, plan(args))
     if args.list_models:
         names = [[model.name, *aliases] for model, aliases in catalog.shipped()]
         emit(args, names, lambda _: "\n".join(name[0] for name in names))
         return OK
     made = plan(args)
+    if args.trace is not None:
+        made = replace(made, replayed=_replay(args, made))
     if args.output == "kvcachepool":
         sys.stdout.write(plan_text.comment(made) + as_yaml(pool(made, args.name)))
     else:
         emit(args, made.data(), lambda style: plan_text.text(made, style))
     return FINDINGS if any(verdict.level == "fail" for verdict in made.verdicts) else OK
+
+
+def _replay(args: argparse.Namespace, made: Plan) -> Replayed:
+    trace = replay.read_trace(args.trace)
+    block = made.layout.bytes_per_token * replay.TRACE_BLOCK
+    sweep = None
+    if args.sweep is not None:
+        first, mark, last = args.sweep.partition(":")
+        sweep = (units.size(first), units.size(last if mark else first))
+    points: list[replay.Point] = []
+    sizes = replay.capacities(trace, block, sweep)
+    for n, size in enumerate(sizes, 1):
+        progress(f"replaying {len(trace.prompts):,} requests, capacity {n} of {len(sizes)}")
+        points.append(replay.replay(trace, args.policy, size, block))
+    progress("")
+    return Replayed(args.policy, len(trace.prompts), trace.tokens, replay.ceiling(trace), tuple(points))
 
 
 def plan(args: argparse.Namespace) -> Plan:

@@ -9,8 +9,12 @@ from kvpool_cli.planner.demand import DAY, PEAK
 from kvpool_cli.planner.units import binary, decimal
 
 if TYPE_CHECKING:
-    from kvpool_cli.planner.plan import Plan
+    from collections.abc import Sequence
 
+    from kvpool_cli.planner.plan import Plan, Replayed
+    from kvpool_cli.planner.verdicts import Verdict
+
+_WIDTH = 40
 _COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 _KINDS = {
     "full": "full attention",
@@ -28,8 +32,10 @@ def text(plan: Plan, style: Style) -> str:
         parts.append(_needs(plan, style))
     if plan.saved is not None:
         parts.append(_gains(plan, style))
+    if plan.replayed is not None:
+        parts.append(_trace(plan.replayed, style))
     if plan.verdicts:
-        parts.append("\n".join([style.paint("Verdicts", "bold"), *_verdicts(plan, style)]))
+        parts.append("\n".join([style.paint("Verdicts", "bold"), *verdict_lines(plan.verdicts, style)]))
     if plan.assumptions:
         parts.append("\n".join([style.paint("Assumed", "bold"), *(f"  {line}" for line in plan.assumptions)]))
     return "\n\n".join(parts)
@@ -101,9 +107,24 @@ def _gains(plan: Plan, style: Style) -> str:
     return "\n".join([style.paint("Gain", "bold"), *(f"  {line}" for line in lines)])
 
 
-def _verdicts(plan: Plan, style: Style) -> list[str]:
+def _trace(found: Replayed, style: Style) -> str:
+    rows = [
+        [
+            binary(p.capacity),
+            f"{p.hit_rate:.1%}",
+            "#" * round(_WIDTH * p.hit_rate / found.ceiling) if found.ceiling else "",
+        ]
+        for p in found.points
+    ]
+    rows.append(["unlimited", f"{found.ceiling:.1%}", "#" * _WIDTH if found.ceiling else ""])
+    title = f"Token hit rate of {found.requests:,} requests by capacity of the pool, {found.policy}"
+    return "\n".join([style.paint(title, "bold"), _indent(table(rows, right=[0, 1]))])
+
+
+def verdict_lines(verdicts: Sequence[Verdict], style: Style) -> list[str]:
+    """Return one line for each verdict, and one for its advice."""
     lines = []
-    for verdict in plan.verdicts:
+    for verdict in verdicts:
         lines.append(
             f"  {style.paint(verdict.level.ljust(4), _COLORS[verdict.level])}  {verdict.subject}: {verdict.finding}"
         )

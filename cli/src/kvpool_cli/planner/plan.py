@@ -11,9 +11,22 @@ if TYPE_CHECKING:
     from kvpool_cli.planner.attention import CacheLayout
     from kvpool_cli.planner.catalog import Model
     from kvpool_cli.planner.demand import Demand, Fleet, Gain, Workload
+    from kvpool_cli.planner.replay import Point
     from kvpool_cli.planner.verdicts import Verdict
 
 PETABYTE = 10**15
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Hit rates of a trace."""
+
+    policy: str
+    requests: int
+    tokens: int
+    ceiling: float
+    """Token hit rate without any eviction, from 0 to 1."""
+    points: tuple[Point, ...]
 
 
 @dataclass(frozen=True)
@@ -29,6 +42,7 @@ class Plan:
     need: Demand | None = None
     saved: Gain | None = None
     assumptions: tuple[str, ...] = ()
+    replayed: Replayed | None = None
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -61,6 +75,8 @@ class Plan:
             found["demand"] = {**asdict(self.need), "index_bytes": self.need.index_bytes}
         if self.saved is not None:
             found["gain"] = asdict(self.saved)
+        if self.replayed is not None:
+            found["trace"] = asdict(self.replayed)
         found["assumptions"] = list(self.assumptions)
         found["verdicts"] = [asdict(verdict) for verdict in self.verdicts]
         return found
