@@ -6,6 +6,8 @@ Pods run the real client in an engine's place. What they do after the fault is w
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.full]
 NAME = "causes"
 KEY = f"{system.SYSTEM}/{NAME}"
 WITHIN_S = 60.0
+DOCTOR_S = 10.0
 BLOCK = 1 << 20
 BLOCKS = 8
 TOKENS = 256
@@ -84,6 +87,30 @@ def shows(cause: str, *words: str, kind: str = "kvp", name: str = NAME, namespac
     print(f"{cause}: shown after {time.monotonic() - planted:.1f} s")
 
 
+def doctor_finds(cause: str, code: str, ask: Callable[[], Any] = lambda: None) -> None:
+    """Wait until `doctor` has the code, with a fix; that run takes less than `DOCTOR_S`. `ask` precedes each run."""
+    command = [sys.executable, "-m", "kvpool_cli", "doctor", KEY, "-o", "json"]
+    took, codes = 0.0, []
+
+    def found() -> bool:
+        nonlocal took, codes
+        ask()
+        began = time.monotonic()
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        took = time.monotonic() - began
+        assert done.returncode in (0, 1), done.stderr[-2000:]
+        (diagnosed,) = json.loads(done.stdout)["pools"]
+        codes = [one["code"] for one in diagnosed["findings"] if one["fix"]]
+        return code in codes
+
+    try:
+        until(f"{cause}: doctor finds {code}", found, WITHIN_S)
+    except AssertionError as e:
+        raise AssertionError(f"{e}\n{codes}") from None
+    assert took < DOCTOR_S, f"doctor took {took:.1f} s"
+    print(f"{cause}: doctor finds {code} in {took:.1f} s")
+
+
 def missed(reason: str) -> int:
     """Tokens that were missed for this reason in the last hour, by the pool's status."""
     return int(system.pool(NAME)["status"]["cache"].get("misses", {}).get(reason, 0))
@@ -100,15 +127,20 @@ def shows_misses(cause: str, reason: str, before: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "named"),
+    ("one", "other", "named", "code"),
     [
-        ({"hash_seed": "0"}, {"hash_seed": "1"}, "(hash_seed differs)"),
-        ({"kv_dtype": "bfloat16", "sizes": {"tp_size": 1}}, {"kv_dtype": "fp8", "sizes": {"tp_size": 2}}, "kv_dtype"),
-        ({"blocks_per_chunk": 16}, {"blocks_per_chunk": 32}, "(blocks_per_chunk differs)"),
+        ({"hash_seed": "0"}, {"hash_seed": "1"}, "(hash_seed differs)", "KVP0201"),
+        (
+            {"kv_dtype": "bfloat16", "sizes": {"tp_size": 1}},
+            {"kv_dtype": "fp8", "sizes": {"tp_size": 2}},
+            "kv_dtype",
+            "KVP0202",
+        ),
+        ({"blocks_per_chunk": 16}, {"blocks_per_chunk": 32}, "(blocks_per_chunk differs)", "KVP0203"),
     ],
     ids=["hash seed", "data type and parallel size", "chunk size"],
 )
-def test_engines_whose_blocks_differ_are_named_with_the_fields(start: Any, one: Any, other: Any, named: str):
+def test_engines_whose_blocks_differ_are_named_with_the_fields(start: Any, one: Any, other: Any, named: str, code: str):
     node_a, node_b = system.workers()[:2]
     before = missed("fingerprint-differs")
     a, b = start("one", node_a, inputs=one), start("other", node_b, inputs=other)
@@ -116,6 +148,7 @@ def test_engines_whose_blocks_differ_are_named_with_the_fields(start: Any, one: 
     assert a.put(first, BLOCKS)["ok"] == BLOCKS
     assert b.get(first, BLOCKS)["hits"] == 0
     shows("blocks differ", "FingerprintsDiffer", "team-a/one", "team-a/other", named)
+    doctor_finds("blocks differ", code)
     # the node of the second pod holds no block of the first: only a pod on the same node can count the cause
     c = start("same-node", node_a, inputs=other)
     assert c.get(first, BLOCKS)["hits"] == 0
@@ -127,6 +160,7 @@ def test_a_pod_that_names_a_pool_that_does_not_exist_has_an_event(pool: str):
     loadpod.bring_program("team-a")
     apply(json.dumps(made))
     try:
+        doctor_finds("mistyped pool", "KVP0104")
         shows("mistyped pool", "cuases", "does not exist", kind="pod", name="mistyped", namespace="team-a")
     finally:
         kubectl("-n", "team-a", "delete", "pod", "mistyped", "--wait=true", "--timeout=60s")
@@ -141,6 +175,7 @@ def test_a_pod_that_is_skipped_has_an_event_with_the_reason_and_the_pool_counts_
         shows("skipped", "unsupported-engine")
         words = ("InjectionSkipped", "no container runs a known engine")
         shows("skipped", *words, kind="pod", name="unknown", namespace="team-a")
+        doctor_finds("skipped", "KVP0103")
     finally:
         kubectl("-n", "team-a", "delete", "pod", "unknown", "--wait=true", "--timeout=60s")
 
@@ -152,6 +187,7 @@ def test_an_engine_that_refuses_the_plug_in_is_named_with_its_sentence(start: An
     pod.order("problem", text=sentence)
     shows("engine refuses", "EnginesConnected", "team-a/refuses", sentence)
     shows("engine refuses", sentence, kind="pod", name="refuses", namespace="team-a")
+    doctor_finds("engine refuses", "KVP0301")
 
 
 def test_a_namespace_that_the_pool_does_not_admit_is_named_at_the_pod(pool: str):
@@ -162,6 +198,7 @@ def test_a_namespace_that_the_pool_does_not_admit_is_named_at_the_pod(pool: str)
     try:
         shows("denied", "namespace-not-allowed", kind="pod", name="denied", namespace="team-c")
         assert get("pod", "-n", "team-c", "denied")["metadata"]["annotations"]["kvpool.dev/skip-reason"]
+        doctor_finds("denied", "KVP0106")
     finally:
         kubectl("-n", "team-c", "delete", "pod", "denied", "--wait=true", "--timeout=60s")
 
@@ -177,6 +214,7 @@ def test_a_tier_that_evicts_before_the_next_use_shows_evictions(start: Any):
 
     until("older blocks are evicted", evicted, 60)
     shows_misses("thrash", "evicted-capacity", before)
+    doctor_finds("thrash", "KVP0501", lambda: pod.get(first, 2 * CAPACITY_BLOCKS))
 
 
 def test_an_engine_that_computes_faster_than_it_loads_shows_it(start: Any):
@@ -187,6 +225,7 @@ def test_an_engine_that_computes_faster_than_it_loads_shows_it(start: Any):
     assert pod.get(first, BLOCKS)["hits"]
     until("lookups are held back", lambda: pod.get(first, BLOCKS)["outcome"].get("absent"), 30)
     shows_misses("slower than compute", "slower-than-compute", before)
+    doctor_finds("slower than compute", "KVP0504", lambda: pod.get(first, BLOCKS))
 
 
 def test_a_node_that_cannot_reach_another_is_named_with_the_pair(start: Any):
@@ -220,6 +259,8 @@ def test_a_node_that_cannot_reach_another_is_named_with_the_pair(start: Any):
             assert not system.network_enforces_policies()
             pytest.skip("this cluster's pod network does not enforce NetworkPolicies")
         shows("unreachable peer", "PeersUnreachable", f"{node_a} from {node_b}")
+        doctor_finds("unreachable peer", "KVP0402")
+        doctor_finds("unreachable peer", "KVP0403")
         until("the reader asks", lambda: not a.get(first + BLOCKS, BLOCKS)["hits"], 30)
         shows_misses("unreachable peer", "peer-unreachable", before)
     finally:
@@ -235,3 +276,4 @@ def test_blocks_that_expired_are_counted_as_expired(start: Any):
     kubectl("-n", system.SYSTEM, "patch", "kvp", NAME, "--type=merge", "-p", patch)
     until("the blocks are gone", lambda: not pod.get(first, BLOCKS)["hits"], 120, every=5)
     shows_misses("expired", "expired", before)
+    doctor_finds("expired", "KVP0502", lambda: pod.get(first, BLOCKS))

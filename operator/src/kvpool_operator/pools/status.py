@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 __all__ = ["condition_input", "invalid_status", "make_status", "observed", "stable_part", "with_code"]
 
-_COUNTERS: Final = ("capacity", "cache", "fingerprints", "index")
-"""Fields that change all the time."""
+_COUNTERS: Final = ("capacity", "cache", "fingerprints", "index", "findings")
+"""Fields that change all the time. Findings too: a sidecar may answer every other time."""
 
 
 def make_status(pool: KVCachePool, snapshot: Snapshot, outcome: ReconcileOutcome, pool_id: str, now: str) -> Manifest:
@@ -129,9 +129,7 @@ def invalid_status(meta: Metadata, snapshot: Snapshot, problem: str, now: str) -
 def stable_part(status: Manifest) -> Manifest:
     """The part of a status whose change is written immediately: all but counters, and whether any block is stored."""
     has_blocks = bool((status.get("capacity") or {}).get("blocks"))
-    findings = [[f.get(k) for k in ("code", "severity", "subject")] for f in status.get("findings") or []]
-    kept = {k: v for k, v in status.items() if k not in _COUNTERS}
-    return kept | {"hasBlocks": has_blocks, "findings": findings}
+    return {k: v for k, v in status.items() if k not in _COUNTERS} | {"hasBlocks": has_blocks}
 
 
 def with_code(verdict: Verdict, findings: Sequence[PoolFinding]) -> Verdict:
