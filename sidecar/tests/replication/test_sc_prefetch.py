@@ -22,7 +22,7 @@ from kvpool_sidecar.replication.lookup_events import LookupEvents
 from kvpool_sidecar.replication.prefetch import Prefetcher
 from kvpool_sidecar.replication.prefetch_window import PrefetchWindow, ReadDecision
 from kvpool_sidecar.storage.local.drive import Drive
-from kvpool_sidecar.storage.local.node_eviction import MAX_BLOCKS, NodeEviction
+from kvpool_sidecar.storage.local.node_eviction import NodeEviction
 from kvpool_sidecar.storage.local.node_table import NodeTable
 from kvpool_sidecar.storage.local.store import LocalStore
 from kvpool_sidecar.tenancy import limits as quota
@@ -91,7 +91,7 @@ class Drives:
     """Two real drives, a prefetcher over both, and what it read."""
 
     def __init__(self, directory, limit: int, **kw) -> None:
-        limits = quota.CapacityLimits(1 << 30, 85, 75, MAX_BLOCKS, 0, 0)
+        limits = quota.CapacityLimits(1 << 30, 85, 75, 1000, 0, 0)
         node = NodeEviction(NodeTable(limits, EvictionConfig()))
         self.drives = [Drive(n, str(directory / n), limits, pool_uid="uid", node=node) for n in ("one", "two")]
         for root in self.drives:

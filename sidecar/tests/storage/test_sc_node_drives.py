@@ -13,7 +13,9 @@ import pytest
 from kvpool.config import CacheConfig, LocalTier
 from kvpool.errors import TierFullError
 from kvpool.protocol.hint import HintKind
-from kvpool_sidecar.blocks.events import BlockEvents, BlocksRemoved
+from kvpool_sidecar import eviction as evict
+from kvpool_sidecar.blocks.events import BlockEvents, BlocksEvicted, BlocksRemoved
+from kvpool_sidecar.eviction import Entry
 from kvpool_sidecar.eviction.session_marks import SessionHint
 from kvpool_sidecar.storage.base import CommitOutcome
 from kvpool_sidecar.storage.layout import block_path
@@ -298,3 +300,54 @@ def test_a_tenant_over_its_quota_pays_on_every_drive(node):
     assert again.tenants()[loud].used_bytes <= 1 * MIB
     assert there(again, 10) == list(range(10))
     assert len(node.files()) == again.usage().blocks
+
+
+def test_a_node_has_no_more_blocks_than_its_memory_allows_and_says_so(node):
+    causes: list[str] = []
+    store = node.open()
+    for n in range(30):
+        put(store, n)
+    store.close()
+    events = BlockEvents()
+    events.subscribe(BlocksEvicted, lambda event: causes.extend([event.cause] * event.blocks))
+    store = node.store = open_local(node.tiers, CacheConfig(), "u", events=events, max_blocks=20)
+    first, *others = store.drives
+    first.scan()
+    store.maintain()
+    for drive in others:
+        drive.scan()
+        store.maintain()
+    assert store.usage().blocks == 20 == len(node.files())
+    assert causes == ["memory"] * 10
+    store.reconfigure(node.tiers, CacheConfig(eviction_policy="LRU"), dict)
+    for n in range(100, 110):
+        put(store, n)
+    store.maintain()
+    assert store.usage().blocks == store.max_blocks == 20
+    assert all(store.contains(key(n)) for n in range(100, 110))
+
+
+def test_blocks_that_come_and_go_while_the_order_is_built_after_a_scan_are_in_it(node, monkeypatch):
+    store = node.open(("a",), eviction_policy="LRU")
+    for n in range(1500):
+        put(store, n, 100)
+    plain = evict.create
+
+    def slow(order, limits):
+        for n in range(2000, 2600):
+            put(store, n, 100)
+        assert store.delete(key(7))
+        return plain(order, limits)
+
+    monkeypatch.setattr(evict, "create", slow)
+    store.node.sort()
+    assert dict(store.keys()).keys() == {key(n) for n in (*range(1500), *range(2000, 2600)) if n != 7}
+    assert store.usage().blocks == 2099
+
+
+def test_used_blocks_after_a_restart_do_not_make_the_first_eviction_long():
+    table = evict.S3Fifo()
+    for n in range(5000):
+        table.add(key(n), Entry(10, 10, n, uses=200))
+    (victim, _), *_ = table.pop_victims(0, 1, at_least=1)
+    assert victim == key(64)

@@ -17,6 +17,8 @@ from kvpool_sidecar.blocks.events import (
     SharedBlocksAbsent,
 )
 from kvpool_sidecar.events.feed import Locality
+from kvpool_sidecar.eviction.footprint import block_limit
+from kvpool_sidecar.peers.rdma.selection import detect_rdma
 from kvpool_sidecar.replication.write_back import WriteBack
 from kvpool_sidecar.shared_gc.controller import create_controller
 from kvpool_sidecar.storage.landing.ledger import Share
@@ -24,6 +26,7 @@ from kvpool_sidecar.storage.landing.zone import LandingZone
 from kvpool_sidecar.storage.local.store import open_local
 from kvpool_sidecar.storage.shared.factory import open_shared
 from kvpool_sidecar.storage.shared.tier import SharedTier
+from kvpool_sidecar.system.memory import memory_limit
 
 if TYPE_CHECKING:
     from kvpool.config import PoolConfig
@@ -68,6 +71,7 @@ def build_storage(context: AppContext) -> StorageParts:
         read_paths=read_paths,
         events=context.events,
         read_headers=context.feed is not None,
+        max_blocks=block_limit(memory_limit(), config.cache.write_buffer_bytes + _pinned_bytes(config)),
     )
     context.cleanup.callback(local.stop)
     landing = LandingZone(local, _landing_limit(config))
@@ -86,6 +90,11 @@ def build_storage(context: AppContext) -> StorageParts:
     if gc is not None:
         context.cleanup.callback(gc.stop)
     return StorageParts(local, landing, shared, _write_back(context, local, shared), gc)
+
+
+def _pinned_bytes(config: PoolConfig) -> int:
+    """Return the bytes of the container's memory limit that are for RDMA."""
+    return config.peer.rdma_bytes if detect_rdma()[1] else 0
 
 
 def _landing_limit(config: PoolConfig) -> Share:

@@ -75,7 +75,10 @@ class BlocksRemoved(NamedTuple):
 
 
 class BlocksEvicted(NamedTuple):
-    """`blocks` were evicted. `cause`: capacity (of the tier), space (of its file system), quota or expired."""
+    """`blocks` were evicted.
+
+    `cause`: capacity (of the tier), space (of its file system), memory (of the table), quota or expired.
+    """
 
     cause: str
     blocks: int

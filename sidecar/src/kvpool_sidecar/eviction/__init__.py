@@ -6,7 +6,7 @@ from kvpool_sidecar.eviction.factory import (
     EvictionConfig,
     create,
     create_policy,
-    expired,
+    expiries,
     reconfigure,
     requires_rebuild,
 )
@@ -34,7 +34,7 @@ __all__ = [
     "create_policy",
     "decode_uses",
     "encode_mtime_ns",
-    "expired",
+    "expiries",
     "reconfigure",
     "requires_rebuild",
 ]

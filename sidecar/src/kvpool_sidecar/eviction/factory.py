@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from kvpool_sidecar.eviction.pinning import PinSet
     from kvpool_sidecar.tenancy.limits import CapacityLimits, TenantLimits
 
-__all__ = ["EvictionConfig", "create", "create_policy", "expired", "reconfigure", "requires_rebuild"]
+__all__ = ["EvictionConfig", "create", "create_policy", "expiries", "reconfigure", "requires_rebuild"]
+
+
+_NEVER = float("-inf")
 
 
 class EvictionConfig(NamedTuple):
@@ -60,26 +63,29 @@ def reconfigure(table: EvictionPolicy, order: EvictionConfig, limits: CapacityLi
         _fit(one, order, limits, limits.of(tenant))
 
 
-def expired(table: EvictionPolicy, limits: CapacityLimits, wall: float, settled_s: float) -> list[bytes]:
-    """Return blocks that are idle for too long or too old at `wall`, Unix seconds. O(blocks).
+class Expiry(NamedTuple):
+    """Blocks of `table` that are idle since, or were created before, these times (Unix seconds) are to be removed."""
+
+    table: EvictionPolicy
+    idle_since: float
+    created_before: float
+
+
+def expiries(table: EvictionPolicy, limits: CapacityLimits, wall: float, settled_s: float) -> list[Expiry]:
+    """Return what is to be removed at `wall`, Unix seconds.
 
     The limits have held for `settled_s`. The precision of earlier access times is unknown, so no block counts as idle
     until its use could have been persisted again.
     """
-    if not isinstance(table, PerTenant):
-        return _expired(table, limits.of(b""), wall, settled_s)
-    found = []
-    for tenant, one in table.policies().items():
-        found += _expired(one, limits.of(tenant), wall, settled_s)
-    return found
+    tables = table.policies() if isinstance(table, PerTenant) else {b"": table}
+    found = [_expiry(one, limits.of(tenant), wall, settled_s) for tenant, one in tables.items()]
+    return [one for one in found if max(one.idle_since, one.created_before) > _NEVER]
 
 
-def _expired(table: EvictionPolicy, limits: TenantLimits, wall: float, settled_s: float) -> list[bytes]:
-    never = float("-inf")
+def _expiry(table: EvictionPolicy, limits: TenantLimits, wall: float, settled_s: float) -> Expiry:
     counts = limits.idle_s and settled_s >= min(PERSIST_EVERY_S, limits.idle_s)
-    idle_since = wall - limits.idle_s if counts else never
-    created_before = wall - limits.max_age_s if limits.max_age_s else never
-    return table.expired(idle_since, created_before) if max(idle_since, created_before) > never else []
+    idle_since = wall - limits.idle_s if counts else _NEVER
+    return Expiry(table, idle_since, wall - limits.max_age_s if limits.max_age_s else _NEVER)
 
 
 def _rules(

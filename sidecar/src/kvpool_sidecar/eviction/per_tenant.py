@@ -101,6 +101,15 @@ class PerTenant(EvictionPolicy):
             self._policies[entry.tenant].discard(block_key)
         return super().discard(block_key)
 
+    def load(self, entries: Sequence[tuple[bytes, Entry]]) -> None:
+        self._entries = dict(entries)
+        by_tenant: dict[bytes, list[tuple[bytes, Entry]]] = {}
+        for key, entry in entries:
+            self._account(entry, 1)
+            by_tenant.setdefault(entry.tenant, []).append((key, entry))
+        for tenant, some in by_tenant.items():
+            self._policy_of(tenant).load(some)
+
     def sort_by_last_use(self) -> None:
         for table in self._policies.values():
             table.sort_by_last_use()

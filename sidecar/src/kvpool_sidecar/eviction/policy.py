@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from kvpool_sidecar.eviction.pinning import PinSet
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from kvpool_sidecar.eviction.session_marks import SessionHint, SessionMarks
 
@@ -124,25 +124,22 @@ class EvictionPolicy(abc.ABC):
         self._entries[block_key] = entry._replace(persisted_at=now, uses=self.uses(block_key))
         return self.persists_uses
 
-    def expired(self, idle_since: float, created_before: float) -> list[bytes]:
+    def keys(self) -> list[bytes]:
+        """Return the keys of all blocks, unordered. Atomic: the owner need not lock."""
+        return list(self._entries)
+
+    def expired(self, idle_since: float, created_before: float, among: Iterable[bytes] | None = None) -> list[bytes]:
         """Return blocks last used before `idle_since` or created before `created_before` (Unix seconds).
 
-        The last use may be `persist_every_s` too early. O(blocks).
+        The last use may be `persist_every_s` too early. O(blocks), or of those in `among`.
         """
         late = idle_since - self.persist_every_s
-        return [k for k, e in self._entries.items() if e.persisted_at < late or 0 < e.created < created_before]
+        return [k for k, e in self._items(among) if e.persisted_at < late or 0 < e.created < created_before]
 
-    def used_since(self, when: float) -> list[tuple[bytes, int, float]]:
-        """Return key, payload length and last use (Unix seconds) of the blocks used after `when`, as in `expired`.
-
-        O(blocks).
-        """
-        since = when - self.persist_every_s
-        return [(k, e.payload_len, e.persisted_at) for k, e in self._entries.items() if e.persisted_at >= since]
-
-    def last_uses(self) -> list[float]:
-        """Return the last use of each block, unordered. O(blocks)."""
-        return [entry.persisted_at for entry in self._entries.values()]
+    def _items(self, among: Iterable[bytes] | None) -> Iterable[tuple[bytes, Entry]]:
+        if among is None:
+            return self._entries.items()
+        return ((key, entry) for key in among if (entry := self._entries.get(key)) is not None)
 
     def discard(self, block_key: bytes) -> bool:
         """Remove a block. False if it was absent."""
@@ -225,8 +222,15 @@ class EvictionPolicy(abc.ABC):
         self.add(block_key, entry)
         self._demote(block_key)
 
+    def load(self, entries: Sequence[tuple[bytes, Entry]]) -> None:
+        """Fill an empty table with blocks, in the order of their last uses."""
+        self._entries = dict(entries)
+        for _, entry in entries:
+            self._account(entry, 1)
+        self.sort_by_last_use()
+
     def sort_by_last_use(self) -> None:
-        """Order the entries by last use, once after a scan."""
+        """Order the entries by last use, as after a scan."""
         found = sorted(self._entries.items(), key=lambda item: item[1].persisted_at)
         self._reset()
         self._entries = dict(found)

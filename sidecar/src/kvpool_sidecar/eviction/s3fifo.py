@@ -21,6 +21,7 @@ __all__ = ["S3Fifo"]
 _SMALL_SHARE = 10
 _MOST = 3  # uses that count
 _MAX_GONE = 1 << 17
+_MAX_STEPS = 64  # used blocks that one eviction passes; after a restart all of them may be used
 
 
 class S3Fifo(EvictionPolicy):
@@ -64,11 +65,14 @@ class S3Fifo(EvictionPolicy):
 
     def _evict(self) -> bytes:
         total = self.total_bytes
+        steps = 0
         while True:
+            steps += 1
+            is_spared = steps <= _MAX_STEPS
             if self._small and (self._small_bytes * _SMALL_SHARE >= total or not self._main):
                 key, size = self._small.popitem(last=False)
                 self._small_bytes -= size
-                if self._uses[key]:
+                if self._uses[key] and is_spared:
                     self._main[key] = size
                     self._uses[key] = 0
                     continue
@@ -77,7 +81,7 @@ class S3Fifo(EvictionPolicy):
                     self._gone.popitem(last=False)
             else:
                 key, size = self._main.popitem(last=False)
-                if self._uses[key]:
+                if self._uses[key] and is_spared:
                     self._uses[key] -= 1
                     self._main[key] = size
                     continue

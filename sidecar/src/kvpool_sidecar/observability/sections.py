@@ -89,6 +89,7 @@ class StorageSection:
             "used_bytes": usage.used_bytes,
             "pinned_bytes": self._local.pinned_bytes,
             "blocks": usage.blocks,
+            "max_blocks": self._local.max_blocks,
             "tenants": self._by_tenant(),
             "shared": {
                 "configured": self._shared is not None,

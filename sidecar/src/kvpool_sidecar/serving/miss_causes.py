@@ -31,6 +31,7 @@ _LATE_SHARE: Final = 0.45  # of the timeout; the index alone may use half of it
 _OF_REMOVALS: Final = {
     "capacity": MissCause.EVICTED_CAPACITY,
     "space": MissCause.EVICTED_SPACE,
+    "memory": MissCause.EVICTED_CAPACITY,
     "quota": MissCause.EVICTED_QUOTA,
     "expired": MissCause.EXPIRED,
     "purged": MissCause.PURGED,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["REMOVAL_CAUSES", "Removal", "RemovedBlocks"]
 
-REMOVAL_CAUSES: Final = ("capacity", "space", "quota", "expired", "purged", "quarantined")
+REMOVAL_CAUSES: Final = ("capacity", "space", "quota", "expired", "purged", "quarantined", "memory")
 """Causes of kvpool_sidecar.blocks.events.BlocksRemoved that are recorded."""
 _SETS: Final = 1 << 15
 _WAYS: Final = 4

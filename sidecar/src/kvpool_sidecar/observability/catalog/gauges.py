@@ -23,6 +23,11 @@ GAUGES: Final = (
     Gauge("used_bytes", "Bytes used by blocks on this node.", lambda s: s["used_bytes"]),
     Gauge("pinned_bytes", "Bytes of pinned blocks, which are evicted last.", lambda s: s["pinned_bytes"]),
     Gauge("blocks", "Blocks on this node.", lambda s: s["blocks"]),
+    Gauge(
+        "max_blocks",
+        "Maximum number of blocks on this node, from the container's memory limit.",
+        lambda s: s["max_blocks"],
+    ),
     Gauge("clients", "Open connections of clients.", lambda s: s["clients"]),
     Gauge("pods", "Pods served by this node.", lambda s: s["pods"]),
     Gauge("index_connected", "1 if the prefix index responds.", lambda s: s["index"]["connected"]),

@@ -156,6 +156,7 @@ SERVING_COUNTERS: Final = (
         {
             "capacity": "The tier reached its capacity.",
             "space": "The file system ran out of space.",
+            "memory": "The node has the maximum number of blocks, which its memory limit sets.",
             "quota": "A tenant exceeded its quota.",
             "expired": "The block reached its maximum age.",
         },

@@ -125,7 +125,9 @@ class Drive(Store):
 
     def scan(self) -> None:
         """Fill the table with the blocks found; remove other files. Reads are served meanwhile, writes wait."""
-        self._scanner.scan()
+        if self._scanner.scan():
+            self.node.sort()
+        self._scanner.end()
 
     def contains(self, block_key: bytes) -> bool:
         return self._reader.contains(block_key)
@@ -184,13 +186,10 @@ class Drive(Store):
             return Usage(self._state.limits.capacity, self._state.used_bytes, blocks)
 
     def keys(self) -> Iterator[tuple[bytes, int]]:
-        with self._state.lock:
-            snapshot = list(self._state.policy)
-        for key in snapshot:
-            with self._state.lock:
-                entry = self._state.get(key)
-            if entry is not None:
-                yield key, entry.payload_len
+        for some in self._state.table.entries():
+            for key, entry in some:
+                if entry.drive == self._state.number:
+                    yield key, entry.payload_len
 
     def mark_shared(self, block_key: bytes) -> None:
         """Persist the copy in the sticky bit of the file, which has no other meaning for a file."""

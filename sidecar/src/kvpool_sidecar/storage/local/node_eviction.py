@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING
 from kvpool_sidecar import eviction as evict
 from kvpool_sidecar.blocks.events import DriveIncident
 from kvpool_sidecar.eviction import Entry, EvictionConfig, PerTenant
-from kvpool_sidecar.storage.local.victims import EVICT_BATCH, prefer_clean
+from kvpool_sidecar.storage.local.victims import EVICT_BATCH, pop_victims, prefer_clean
 from kvpool_sidecar.tenancy import limits as quota
 
 if TYPE_CHECKING:
+    from kvpool_sidecar.eviction import EvictionPolicy
     from kvpool_sidecar.storage.local.node_table import NodeTable
 
-__all__ = ["MAX_BLOCKS", "NodeEviction"]
+__all__ = ["NodeEviction"]
 
 log = logging.getLogger(__name__)
 
-MAX_BLOCKS = 1 << 20  # bounds the table's memory: about 300 bytes each
+_MAX_ROUNDS = 1 << 12
+_EXPIRY_BATCH = 512
+_FEW_CHANGES = 128
 
 
 _MAX_WAITING = 1 << 15  # victims that are not unlinked yet; the next turn evicts further
@@ -53,6 +56,7 @@ class NodeEviction:
 
     def maintain(self) -> None:
         """Enforce the limits down to the low watermark."""
+        self._enforce_block_limit()
         if not any(drive.is_usable for drive in self.table.drives):
             return
         if self._rebuild and self._rebuilding.acquire(blocking=False):
@@ -62,10 +66,17 @@ class NodeEviction:
                 self._rebuilding.release()
         self._expire(time.monotonic())
         self._enforce_quotas()
-        for _ in range(MAX_BLOCKS // EVICT_BATCH):
-            over, too_many = self._surplus()
+        for _ in range(_MAX_ROUNDS):
             waiting = sum(len(drive.doomed) for drive in self.table.drives if drive.is_usable)
-            if waiting > _MAX_WAITING or not self.evict(over, at_least=too_many, may_wait=True):
+            if waiting > _MAX_WAITING or not self.evict(self._surplus_bytes(), may_wait=True):
+                return
+
+    def _enforce_block_limit(self) -> None:
+        """Evict blocks for which the table has no memory, also during a scan, in the order known until then."""
+        for _ in range(_MAX_ROUNDS):
+            with self.table.lock:
+                too_many = len(self.table.policy) - self.table.limits.max_blocks
+            if not self.evict(0, "memory", at_least=too_many, may_wait=True):
                 return
 
     def evict(
@@ -82,8 +93,7 @@ class NodeEviction:
             return 0
         table = self.table
         drive = drive if len(table.drives) > 1 else None
-        with table.lock:
-            victims = table.policy.pop_victims(need, EVICT_BATCH, at_least=at_least, drive=drive)
+        victims = pop_victims(table, need, at_least, drive)
         victims = prefer_clean(table, victims, need, at_least, may_wait=may_wait, drive=drive)
         return table.doom(victims, cause)
 
@@ -115,13 +125,13 @@ class NodeEviction:
             ]
         table.doom(victims, "space")
 
-    def _surplus(self) -> tuple[int, int]:
-        """Return the bytes and blocks to evict: of the drives that work, as the others free nothing."""
+    def _surplus_bytes(self) -> int:
+        """Return the bytes to evict: of the drives that work, as the others free nothing."""
         with self.table.lock:
             working = [drive for drive in self.table.drives if drive.is_usable]
             used = sum(drive.used_bytes + drive.pending_bytes for drive in working)
             limits = self.table.limits._replace(capacity=sum(drive.room_bytes for drive in working))
-            return quota.bytes_over_watermark(used, 0, limits), len(self.table.policy) - limits.max_blocks
+            return quota.bytes_over_watermark(used, 0, limits)
 
     def _enforce_quotas(self) -> None:
         """Enforce quotas that were reduced since a tenant's last store."""
@@ -143,7 +153,16 @@ class NodeEviction:
         self._expire_at = now + min(60.0, shortest / 10)
         wall = table.now()
         with table.lock:
-            late = evict.expired(table.policy, limits, wall, now - self._settled_at)
+            expiries = evict.expiries(table.policy, limits, wall, now - self._settled_at)
+        for policy, idle_since, created_before in expiries:
+            keys = policy.keys()
+            for start in range(0, len(keys), _EXPIRY_BATCH):
+                with table.lock:
+                    late = policy.expired(idle_since, created_before, keys[start : start + _EXPIRY_BATCH])
+                self._remove_expired(late)
+
+    def _remove_expired(self, late: list[bytes]) -> None:
+        table = self.table
         for start in range(0, len(late), EVICT_BATCH):
             with table.lock:
                 some = [(k, e) for k in late[start : start + EVICT_BATCH] if (e := table.policy.get(k)) is not None]
@@ -151,6 +170,11 @@ class NodeEviction:
                     table.policy.discard(key)
             if table.doom(some, "expired"):
                 table.drives[0].events.emit(DriveIncident("expired", len(some)))
+
+    def sort(self) -> None:
+        """Order the blocks by their last uses, once after the scan."""
+        with self._rebuilding:
+            self._rebuild_policy()
 
     def _rebuild_policy(self) -> None:
         """Replace the policy by one with the same blocks in the order of their last uses, as after a restart.
@@ -162,29 +186,45 @@ class NodeEviction:
             order, limits, self._rebuild = node.config, node.limits, False
             old = node.policy
             old.journal = {}
-            keys = list(old)
+        keys = old.keys()
         found: list[tuple[bytes, Entry]] = []
-        for start in range(0, len(keys), EVICT_BATCH):
+        for start in range(0, len(keys), _FEW_CHANGES):
             with node.lock:
-                some = [(k, e, old.uses(k)) for k in keys[start : start + EVICT_BATCH] if (e := old.get(k)) is not None]
+                some = [
+                    (k, e, old.uses(k)) for k in keys[start : start + _FEW_CHANGES] if (e := old.get(k)) is not None
+                ]
             found += [(k, self._attributed(k, e)._replace(uses=uses)) for k, e, uses in some]
-        found.sort(key=lambda item: item[1].persisted_at)
         table = evict.create(order, limits)
-        for key, entry in found:
-            table.add(key, entry)
-        with node.lock:
-            changed, old.journal = old.journal, None
-            for key in changed:
-                was, now = table.get(key), old.get(key)
-                table.discard(key)
-                if now is not None:
-                    table.add(
-                        key, now if was is None or now.tenant else now._replace(tenant=was.tenant, created=was.created)
-                    )
-            node.policy = table
-            if not self._rebuild:
-                evict.reconfigure(table, node.config, node.limits)
+        table.load(found)
+        while not self._replace(old, table):
+            pass
         log.info("%d blocks in the order of %s from now on", len(table), order.policy)
+
+    def _replace(self, old: EvictionPolicy, table: EvictionPolicy) -> bool:
+        """Apply what changed in `old` since the last call; use `table` instead, unless that was too much for now."""
+        node = self.table
+        with node.lock:
+            changed, old.journal = list(old.journal or ()), {}
+            if is_last := len(changed) <= _FEW_CHANGES:
+                self._apply(changed, old, table)
+                old.journal, node.policy = None, table
+                if not self._rebuild:
+                    evict.reconfigure(table, node.config, node.limits)
+        if not is_last:
+            for start in range(0, len(changed), _FEW_CHANGES):
+                with node.lock:
+                    self._apply(changed[start : start + _FEW_CHANGES], old, table)
+        return is_last
+
+    @staticmethod
+    def _apply(changed: list[bytes], old: EvictionPolicy, table: EvictionPolicy) -> None:
+        for key in changed:
+            was, now = table.get(key), old.get(key)
+            table.discard(key)
+            if now is not None:
+                table.add(
+                    key, now if was is None or now.tenant else now._replace(tenant=was.tenant, created=was.created)
+                )
 
     def _attributed(self, block_key: bytes, entry: Entry) -> Entry:
         """Return the entry with the header's fields, if they are unknown and needed."""

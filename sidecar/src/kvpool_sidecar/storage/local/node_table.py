@@ -15,7 +15,7 @@ from kvpool_sidecar.storage.base import TenantUsage
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from kvpool.protocol.block import BlockHeader
     from kvpool_sidecar.blocks.events import BlockEvents
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from kvpool_sidecar.tenancy import limits as quota
 
 __all__ = ["NodeTable", "PendingCopies", "TableDrive"]
+
+
+_BATCH = 256
 
 
 class PendingCopies(Protocol):
@@ -43,11 +46,8 @@ class TableDrive(Protocol):
     events: BlockEvents
     health: DriveHealth
     pending_bytes: int
+    walked: bool
     doomed: deque[tuple[bytes, int]]
-
-    @property
-    def scanned(self) -> bool:
-        """True once the table has all blocks of the drive."""
 
     @property
     def is_usable(self) -> bool:
@@ -115,17 +115,31 @@ class NodeTable:
             entry = self.policy.get(block_key)
         return 0 if entry is None or self.drives[entry.drive].health.fenced else entry.payload_len
 
+    def entries(self) -> Iterator[list[tuple[bytes, Entry]]]:
+        """Yield all blocks in batches, so that the lock is never held for long; concurrent changes may be missed."""
+        keys = self.policy.keys()
+        for start in range(0, len(keys), _BATCH):
+            with self.lock:
+                some = [(k, e) for k in keys[start : start + _BATCH] if (e := self.policy.get(k)) is not None]
+            yield some
+
     def used_since(self, idle_s: float) -> list[tuple[bytes, int, float]]:
-        """Key, payload length and idle seconds of the blocks that were used within the last `idle_s`."""
+        """Key, payload length and idle seconds of the blocks that were used within the last `idle_s`.
+
+        The last use may be `persist_every_s` too early.
+        """
         now = self.now()
-        with self.lock:
-            found = self.policy.used_since(now - idle_s)
-        return [(key, payload_len, max(0.0, now - when)) for key, payload_len, when in found]
+        since = now - idle_s - self.policy.persist_every_s
+        return [
+            (key, entry.payload_len, max(0.0, now - entry.persisted_at))
+            for some in self.entries()
+            for key, entry in some
+            if entry.persisted_at >= since
+        ]
 
     def last_uses(self) -> list[float]:
         """Return the last use of each block, Unix seconds, unordered."""
-        with self.lock:
-            return self.policy.last_uses()
+        return [entry.persisted_at for some in self.entries() for _, entry in some]
 
     @property
     def pinned_bytes(self) -> int:

@@ -27,8 +27,8 @@ class Scanner:
     def __init__(self, state: DriveState) -> None:
         self._state = state
 
-    def scan(self) -> None:
-        """Walk the directory; ends early when the drive is closed."""
+    def scan(self) -> bool:
+        """Walk the directory; ends early when the drive is closed. True if no other drive is still being scanned."""
         started = time.monotonic()
         for name in os.listdir(self._state.directory.tmp):
             if remove_orphan(self._state.directory.tmp, name):
@@ -40,13 +40,18 @@ class Scanner:
             lambda: self._state.events.emit(DriveIncident("junk", 1)),
             lambda: self._state.closed,
         )
-        with self._state.lock:
-            self._state.scan_done.set()
-            if all(drive.scanned or drive.health.fenced for drive in self._state.table.drives):
-                self._state.policy.sort_by_last_use()
-            blocks, used = self._state.policy.on_drive(self._state.number).blocks, self._state.used_bytes
         seconds = time.monotonic() - started
-        log.info("tier %s: %d blocks, %d bytes, scanned in %.2f s", self._state.name, blocks, used, seconds)
+        log.info("tier %s: scanned in %.2f s", self._state.name, seconds)
+        with self._state.lock:
+            self._state.walked = True
+            return all(drive.walked or drive.health.fenced for drive in self._state.table.drives)
+
+    def end(self) -> None:
+        """Declare the table complete as far as this drive is concerned."""
+        self._state.scan_done.set()
+        with self._state.lock:
+            blocks, used = self._state.policy.on_drive(self._state.number).blocks, self._state.used_bytes
+        log.info("tier %s: %d blocks, %d bytes", self._state.name, blocks, used)
 
     def add_found(self, block_key: bytes, info: os.stat_result) -> None:
         """Add a block that the scan, or a reader before it, has found. `info`: of its file."""

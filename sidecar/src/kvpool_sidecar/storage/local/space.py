@@ -108,9 +108,9 @@ class SpaceManager:
         for pending in late:
             if pending.abort():
                 state.events.emit(DriveIncident("writers_given_up", 1))
+        self._remover.remove_doomed()
         if not state.scanned:
             return
-        self._remover.remove_doomed()
         state.held.settle()
         self._evict_for_space(self._fs_shortfall(0))
         while not state.closed and self._evict(self._over_capacity(), "capacity"):

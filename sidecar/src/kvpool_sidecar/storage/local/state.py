@@ -59,7 +59,7 @@ class DriveSettings:
 class DriveState:
     """Shared by reader, remover, space manager and scanner of one drive.
 
-    `lock`, of the node's table, guards `limits`, `pending`, `pending_bytes`, `quarantine_bytes`, `doomed` and
+    `lock`, of the node's table, guards `limits`, `walked`, `pending`, `pending_bytes`, `quarantine_bytes`, `doomed` and
     `doomed_bytes`.
     """
 
@@ -88,6 +88,7 @@ class DriveState:
         self.doomed: deque[tuple[bytes, int]] = deque()  # key and size of victims that are not unlinked yet
         self.doomed_bytes = 0
         self.available_bytes: int | None = None  # what blocks may take of the file system, as last measured
+        self.walked = False  # the scan has seen all files; the table is not in order yet
         self.scan_done = threading.Event()
         self.closed = False
         self.number = table.join(self)

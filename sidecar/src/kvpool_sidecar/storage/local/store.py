@@ -14,7 +14,7 @@ from kvpool_sidecar.eviction import EvictionConfig
 from kvpool_sidecar.storage.base import Block, Store, TenantUsage, Usage, WriteTransaction
 from kvpool_sidecar.storage.local import placement
 from kvpool_sidecar.storage.local.drive import Drive
-from kvpool_sidecar.storage.local.node_eviction import MAX_BLOCKS, NodeEviction
+from kvpool_sidecar.storage.local.node_eviction import NodeEviction
 from kvpool_sidecar.storage.local.node_table import NodeTable
 from kvpool_sidecar.storage.local.state import DriveSettings
 from kvpool_sidecar.tenancy import limits as quota
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalStore", "open_local"]
 
+_MAX_BLOCKS = 1 << 20
 TenantsOf = Callable[[], Mapping[bytes, quota.TenantLimits]]
 
 
@@ -41,13 +42,16 @@ class LocalStore(Store):
 
     name = "local"
 
-    def __init__(self, roots: Sequence[Drive], events: BlockEvents | None = None) -> None:
+    def __init__(
+        self, roots: Sequence[Drive], events: BlockEvents | None = None, *, max_blocks: int = _MAX_BLOCKS
+    ) -> None:
         if any(root.node is not roots[0].node for root in roots):
             raise ValueError("drives of a node share one table")
         self.drives = tuple(roots)
         self.node = roots[0].node
         self.table = self.node.table
         self.events = events or BlockEvents()
+        self.max_blocks = max_blocks
         self._names = [root.name for root in roots]
         self._weights = [root.usage().capacity_bytes for root in roots]
 
@@ -59,7 +63,7 @@ class LocalStore(Store):
         hints_percent: int = quota.NO_HINTS,
     ) -> None:
         """Apply other capacities, orders, quotas and ages. Returns immediately; `maintain` enforces them."""
-        self.node.reconfigure(_node_limits(tiers, cache, tenants, hints_percent), _order(cache))
+        self.node.reconfigure(_node_limits(tiers, cache, tenants, hints_percent, self.max_blocks), _order(cache))
         for root, tier in zip(self.drives, tiers, strict=True):
             root.set_limits(_drive_limits(tier, cache))
         self._weights = [tier.capacity_bytes for tier in tiers]
@@ -284,14 +288,16 @@ def open_local(
     read_paths: dict[str, str] | None = None,
     events: BlockEvents | None = None,
     read_headers: bool = False,
+    max_blocks: int = _MAX_BLOCKS,
 ) -> LocalStore:
     """The store of a pool's local tiers. `read_paths`: tier path to the same directory mounted read-only.
 
     `tenants()` gives the tenants for which something else holds. `hints_percent`: see CapacityLimits. `read_headers`:
-    the scan reads block headers, for BlockStored.
+    the scan reads block headers, for BlockStored. `max_blocks`: of the node, whatever their size.
     """
     roots: list[Drive] = []
-    node = NodeEviction(NodeTable(_node_limits(tiers, cache, tenants, hints_percent), _order(cache)))
+    limits = _node_limits(tiers, cache, tenants, hints_percent, max_blocks)
+    node = NodeEviction(NodeTable(limits, _order(cache)))
     try:
         for tier in tiers:
             read_path = (read_paths or {}).get(tier.path)
@@ -314,7 +320,7 @@ def open_local(
         for root in roots:
             root.close()
         raise
-    return LocalStore(roots, events)
+    return LocalStore(roots, events, max_blocks=max_blocks)
 
 
 def _order(cache: CacheConfig) -> EvictionConfig:
@@ -326,20 +332,20 @@ def _drive_limits(tier: LocalTier, cache: CacheConfig) -> quota.CapacityLimits:
         tier.capacity_bytes,
         cache.high_watermark,
         cache.low_watermark,
-        MAX_BLOCKS,
+        _MAX_BLOCKS,
         tier.reserve_free_bytes,
         tier.reserve_free_percent,
     )
 
 
 def _node_limits(
-    tiers: Sequence[LocalTier], cache: CacheConfig, tenants: TenantsOf, hints_percent: int
+    tiers: Sequence[LocalTier], cache: CacheConfig, tenants: TenantsOf, hints_percent: int, max_blocks: int
 ) -> quota.CapacityLimits:
     return quota.CapacityLimits(
         sum(tier.capacity_bytes for tier in tiers),
         cache.high_watermark,
         cache.low_watermark,
-        MAX_BLOCKS,
+        max_blocks,
         tenant_bytes=cache.tenant_quota_bytes,
         idle_s=cache.idle_ttl_s,
         max_age_s=cache.max_age_s,

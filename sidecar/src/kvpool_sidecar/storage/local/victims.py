@@ -10,10 +10,25 @@ if TYPE_CHECKING:
     from kvpool_sidecar.eviction import Entry
     from kvpool_sidecar.storage.local.node_table import NodeTable
 
-__all__ = ["EVICT_BATCH", "prefer_clean"]
+__all__ = ["EVICT_BATCH", "pop_victims", "prefer_clean"]
 
 EVICT_BATCH = 256
+_AT_A_TIME = 16
 _CLEAN_VICTIM_ROUNDS = 3  # further batches searched for victims that need no copy first
+
+
+def pop_victims(table: NodeTable, need: int, at_least: int, drive: int | None) -> list[tuple[bytes, Entry]]:
+    """Remove a batch of victims from the table, a few at a time: lookups wait for its lock. See EvictionPolicy."""
+    victims: list[tuple[bytes, Entry]] = []
+    freed = 0
+    while len(victims) < EVICT_BATCH and (freed < need or len(victims) < at_least):
+        with table.lock:
+            some = table.policy.pop_victims(need - freed, _AT_A_TIME, at_least=at_least - len(victims), drive=drive)
+        if not some:
+            break
+        victims += some
+        freed += sum(entry.size for _, entry in some)
+    return victims
 
 
 def prefer_clean(
@@ -40,8 +55,7 @@ def prefer_clean(
         few = at_least - len(clean)
         if short <= 0 and few <= 0:
             break
-        with table.lock:
-            more = table.policy.pop_victims(short, EVICT_BATCH, at_least=few, drive=drive)
+        more = pop_victims(table, short, few, drive)
         dirty = _dirty(table, [key for key, _ in more])
         clean += [(key, entry) for key, entry in more if key not in dirty]
         spared += [(key, entry) for key, entry in more if key in dirty]
