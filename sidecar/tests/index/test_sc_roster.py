@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sc_redis import Servers
 
-from kvpool_sidecar.index.base import NodeInfo, RosterChange
+from kvpool_sidecar.index.base import IndexAnswer, NodeInfo, RosterChange
 from kvpool_sidecar.index.live_nodes import LiveNodes
 from kvpool_sidecar.index.redis_index import RedisIndex
 from kvpool_sidecar.index.redis_roster import RedisRoster
@@ -179,3 +179,17 @@ def test_a_roster_that_is_not_read_any_more_ends():
     assert nodes.get(1, 116.0) == (A, False)
     nodes.note_roster(RosterChange({}, frozenset({2})), 120.0)
     assert nodes.all(121.0) == {1: A}
+
+
+def test_a_node_that_was_not_reached_stays_in_the_roster_and_is_queried_again():
+    nodes = LiveNodes(15.0)
+    nodes.note_roster(RosterChange({1: A}, frozenset()), 100.0)
+    nodes.note_moved(A, 101.0)
+    assert nodes.get(1, 102.0) == (A, False)
+    assert nodes.all(102.0) == {1: A}  # it is probed
+    assert nodes.take_strangers() == [1]
+    moved = A._replace(host="10.0.0.9")
+    nodes.note_answer([1], IndexAnswer([], {1: moved}), 103.0)
+    assert nodes.get(1, 104.0) == (moved, True)
+    assert nodes.all(104.0) == {1: moved}
+    assert nodes.take_strangers() == []

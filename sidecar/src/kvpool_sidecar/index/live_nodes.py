@@ -33,8 +33,9 @@ class LiveNodes:
         """Return the nodes that are alive."""
         live = dict(self._roster) if self._roster_until > now else {}
         for number, (info, until) in self._queried.items():
-            live.pop(number, None)
-            if info is not None and until > now:
+            if info is None:
+                live.pop(number, None)
+            elif until > now:
                 live[number] = info
         return live
 
@@ -74,6 +75,7 @@ class LiveNodes:
         """Query this node soon: it was not reached."""
         for number in [n for n, info in self._roster.items() if info == peer]:
             self._queried.setdefault(number, (peer, now + _MOVED_S))
+            self._strangers.add(number)  # no lookup may ask for it
         for number, (info, until) in self._queried.items():
             if info == peer:
                 self._queried[number] = (info, min(until, now + _MOVED_S))
