@@ -89,6 +89,8 @@ class BreakEven:
         """
         if not self._is_enabled:
             return False
+        if not any(rate.is_slow for rate in self._tiers.values()):
+            return False
         slow = self._slow_tiers({tier for tier in tiers if tier})
         first = next((n for n, tier in enumerate(tiers) if tier in slow), None)
         if first is None:

@@ -135,7 +135,7 @@ class Client:
         the block may be evicted before it is loaded. Each call counts as one lookup in the hit rate.
         """
         result = self.find(block_ids, deadline, exhaustive=exhaustive)
-        self.count_lookup(len(block_ids), sum(1 for tier in result.tiers if tier), result.reason)
+        self.count_lookup(len(block_ids), _found(result), result.reason)
         return result.tiers
 
     def find(
@@ -154,7 +154,7 @@ class Client:
         if self.break_even.hold_back(result.tiers, exhaustive=exhaustive):
             result = LookupResult(result.tiers, Reason.SLOWER_THAN_COMPUTE)
         if span is not None:
-            tracing.end_lookup(span, sum(1 for tier in result.tiers if tier), str(result.reason))
+            tracing.end_lookup(span, _found(result), str(result.reason))
         return result
 
     def count_lookup(self, asked: int, found: int, reason: Reason) -> None:
@@ -337,3 +337,8 @@ def _bytes_of(buffer: Buffer, *, writable: bool) -> memoryview | None:
     except (TypeError, ValueError):
         return None
     return None if writable and flat.readonly else flat
+
+
+def _found(result: LookupResult) -> int:
+    """Return the number of blocks found: all of them if there is no reason of a miss."""
+    return sum(1 for tier in result.tiers if tier) if result.reason else len(result.tiers)

@@ -23,6 +23,7 @@ from kvpool.transport import descriptor_closer
 from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool.transport.connection_pool import ConnectionPool
 from kvpool.transport.load import LoadBatch
+from kvpool.transport.local_lookups import LocalLookups
 from kvpool.transport.pending import Expectation
 from kvpool.transport.responses import LookupResult, lookup_tiers, miss_reason
 from kvpool.transport.store import StoreBatch
@@ -67,9 +68,12 @@ class SidecarSession:
         self._corrupt: list[bytes] = []
         self._reads = CircuitBreaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
         self._writes = CircuitBreaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
+        self._local = LocalLookups()
         self._readers = WorkerPool(_READERS, "kvpool-read")
         self._writers = WorkerPool(_WRITERS, "kvpool-write")
-        self.connections = ConnectionPool(self.config, self._hello, self.report, self._apply_server_hello)
+        self._started = threading.Event()
+        self.connections = ConnectionPool(self.config, self._hello, self._tick, self._apply_server_hello)
+        self._started.set()
 
     @property
     def reachable(self) -> bool:
@@ -85,7 +89,12 @@ class SidecarSession:
     def lookup(
         self, block_ids: Sequence[bytes], deadline: float, exhaustive: bool, tiers: list[wire.Tier]
     ) -> LookupResult:
-        """Look up blocks and write their tiers into `tiers`, which is returned with the reason of the first miss."""
+        """Look up blocks and write their tiers into `tiers`, which is returned with the reason of the first miss.
+
+        Sends no message if the sidecar's block table has all of them.
+        """
+        if self.reachable and self._local.has_all(block_ids, self.connections):
+            return LookupResult([wire.Tier.LOCAL] * len(block_ids), Reason.NONE)
         given: list[Reason] = []  # by the sidecar
         failure = self._run_guarded(
             "lookup", self._reads, lambda: self._lookup(block_ids, deadline, exhaustive, tiers, given)
@@ -134,6 +143,11 @@ class SidecarSession:
         except Exception as e:
             _log.debug("kvpool: report not delivered: %s", e)
 
+    def _tick(self) -> None:
+        self._started.wait()  # the thread of `connections` may be faster than its constructor
+        self._local.renew(self.connections)
+        self.report()
+
     def hint(self, kind: HintKind, session: str, seconds: int, block_ids: Sequence[bytes], deadline: float) -> bool:
         """Send a hint; False if the sidecar accepts none, or it could not be sent by `deadline`."""
         if self._closed or self._forked or not self.session_key:
@@ -155,6 +169,7 @@ class SidecarSession:
             self.report()
         self._closed = True
         with contextlib.suppress(Exception):
+            self._local.close()
             self.connections.close()
             self._readers.close()
             self._writers.close()
@@ -222,7 +237,9 @@ class SidecarSession:
 
     def _load(self, batch: LoadBatch, requests: Sequence[BlockRequest]) -> Reason:
         with self.connections.acquire("load", batch.batch.deadline) as connection:
-            return Reason.ABSENT if batch.run(connection, self._expectation(connection), requests) else Reason.DEADLINE
+            in_time = batch.run(connection, self._expectation(connection), requests)
+        self._local.forget(load.block_id for load in batch.loads if not load.ok)
+        return Reason.ABSENT if in_time else Reason.DEADLINE
 
     def _store(self, batch: StoreBatch, requests: Sequence[BlockRequest]) -> Reason:
         with self.connections.acquire("store", batch.deadline) as connection:
@@ -233,6 +250,7 @@ class SidecarSession:
         self.wants_engine_blocks, self.wants_salts = server.events, bool(server.salt_key)
         self.wants_prompt_tokens = server.prompt_tokens
         self.session_key = server.session_key
+        self._local.reset(is_offered=server.block_tables)
         own, default = self.config.deadlines, Deadlines()
         requested = {
             f.name: server.deadlines[f.name]

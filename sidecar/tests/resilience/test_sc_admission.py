@@ -20,6 +20,7 @@ from kvpool_sidecar.counters import Stats
 from kvpool_sidecar.replication.session_hints import SessionHints
 from kvpool_sidecar.resilience import fair_queue as module
 from kvpool_sidecar.resilience.fair_queue import FairQueue, FairQueues
+from kvpool_sidecar.serving.block_tables import BlockTables
 from kvpool_sidecar.serving.fingerprints import Fingerprints
 from kvpool_sidecar.serving.lookup_figures import LookupFigures
 from kvpool_sidecar.serving.miss_causes import MissCauses
@@ -318,6 +319,7 @@ def serve(tmp_path):
             LookupFigures(),
             StreamExchange(Stats()),
             SessionHints(HintsConfig, node, Stats()),
+            BlockTables(node),
         )
         session = Session(sock, pod, context)
         threads.append(threading.Thread(target=session.run, daemon=True))

@@ -15,19 +15,23 @@ op     name    request body                                   reply body
 6      REPORT  JSON (counters, corrupt block ids)             empty
 7      DONE    -                                              none: no reply is sent
 8      HINT    kvpool.protocol.hint                           none: no reply is sent
+9      MAP     -                                              empty; descriptor of a table (block_table), or none
+10     USED    USED_HEAD, count x block_id[32]                none: no reply is sent
 127    ERROR   -                                              u16 code, UTF-8 text
 ====== ======= ============================================== ==================================================
 
 Admission control: a node admits a bounded number of bytes at a time. A rejected OPEN is answered by MISS entries that
-carry MISS_BUSY. The reply to an OPEN may set WANTS_DONE: the client then sends DONE after it has read the
-blocks, unless it sends another request first, so that the next request in the queue can start. LOOKUP answers up to the
-first miss (the rest is 0) unless EXHAUSTIVE is set. To a client whose HELLO has `lookup_reports` the entry of the first
-miss is MISS_CAUSE plus a MissCause; such a client counts its lookups itself and reports them. OPEN keeps the order of
-the block ids. For a block stored with COMMIT and VERIFY the client leaves the header's payload checksum zero and the
-sidecar fills it in. REPORT is `{"corrupt": [block id hex, at most 64], "hits": {tier: n}, "bytes": {tier: n}, "misses":
-{reason: n}, "tokens": {tier: n}, "lookup": {figure: n}, "lookup_misses": {reason: blocks}, "lookup_depth": {range: n},
-"time": {figure: n}, "seconds": {tier or "store": Histogram.packed}}`, each since the last report (kvpool.stats);
-`{"problem": text}` (fingerprint: zeros) says why an engine runs without the pool.
+carry MISS_BUSY. The reply to an OPEN may set WANTS_DONE: the client then sends DONE after it has read the blocks,
+unless it sends another request first, so that the next request in the queue can start. To a client of a sidecar with
+`block_tables`, MAP gives the table of its tenant and fingerprint, and USED reports one lookup that the client
+answered from it. LOOKUP answers up to the first miss (the rest is 0) unless EXHAUSTIVE is set. To a client whose
+HELLO has `lookup_reports` the entry of the first miss is MISS_CAUSE plus a MissCause; such a client counts its lookups
+itself and reports them. OPEN keeps the order of the block ids. For a block stored with COMMIT and VERIFY the client
+leaves the header's payload checksum zero and the sidecar fills it in. REPORT is `{"corrupt": [block id hex, at most
+64], "hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n}, "tokens": {tier: n}, "lookup": {figure: n},
+"lookup_misses": {reason: blocks}, "lookup_depth": {range: n}, "time": {figure: n}, "seconds": {tier or "store":
+Histogram.packed}}`, each since the last report (kvpool.stats); `{"problem": text}` (fingerprint: zeros) says why an
+engine runs without the pool.
 Everything here is pure packing and unpacking; ProtocolError for anything out of bounds. Thread-safe.
 """
 
@@ -63,6 +67,7 @@ __all__ = [
     "OPEN_REPLY",
     "PROTOCOL_VERSION",
     "REPLY",
+    "USED_HEAD",
     "BeginStatus",
     "ClientHello",
     "CommitStatus",
@@ -103,6 +108,8 @@ class Op(enum.IntEnum):
     REPORT = 6
     DONE = 7
     HINT = 8
+    MAP = 9
+    USED = 10
     # between sidecars (kvpool.protocol.peer_wire)
     RDMA = 16  # parameters for reading the peer's registered memory
     STAGE = 17  # copy the block into registered memory
@@ -162,6 +169,7 @@ class ErrorCode(enum.IntEnum):
 
 OPEN_REPLY = struct.Struct("<BBHIQ32s")  # OpenStatus, Tier, conn, why it is a MISS, payload_len, key
 MISS_CAUSE = 0x80  # LOOKUP reply: the entry of the first miss may be this plus a MissCause
+USED_HEAD = struct.Struct("<I")  # blocks of earlier lookups from the table that no USED listed
 BEGIN_REQUEST = struct.Struct("<32sQ")  # block id, payload_len
 BEGIN_REPLY = struct.Struct("<B3xI32s")  # BeginStatus, token, key
 
@@ -296,7 +304,7 @@ class ServerHello:
     `readable_tags`: tags of the other tenants whose blocks may be returned (docs/how-to/tenants.md), at most
     kvpool.config.MAX_READS_FROM. `salt_key` (32 bytes, or empty): the pool requests salt tags
     (kvpool.protocol.keys.salt_tag) in the blocks' headers. `session_key` (32 bytes, or empty): it accepts HINT, with
-    session tags by this key.
+    session tags by this key. `block_tables`: it accepts MAP and USED.
     """
 
     tenant_tag: bytes
@@ -311,6 +319,7 @@ class ServerHello:
     readable_tags: tuple[bytes, ...] = ()
     salt_key: bytes = b""
     session_key: bytes = b""
+    block_tables: bool = False
 
     def pack(self) -> bytes:
         """JSON body of the reply to HELLO."""
@@ -325,6 +334,7 @@ class ServerHello:
                 **({"events": True} if self.events else {}),
                 **({"router_blocks": True} if self.router_blocks else {}),
                 **({"prompt_tokens": True} if self.prompt_tokens else {}),
+                **({"block_tables": True} if self.block_tables else {}),
                 **({"readable_tags": [tag.hex() for tag in self.readable_tags]} if self.readable_tags else {}),
                 **{name: key.hex() for name in ("salt_key", "session_key") if (key := getattr(self, name))},
             }
@@ -352,4 +362,5 @@ class ServerHello:
             session_key=json_fields.hex_field(value, "session_key", SESSION_KEY_BYTES)
             if "session_key" in value
             else b"",
+            block_tables=value.get("block_tables") is True,
         )

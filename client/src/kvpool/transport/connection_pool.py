@@ -63,8 +63,8 @@ class _WakePipe:
 class ConnectionPool:
     """Thread-safe.
 
-    The maintainer calls `on_tick` every 2 s while connected (and after `wake`), and `on_hello` with the sidecar's
-    HELLO before a connection is used.
+    The maintainer calls `on_tick` every 2 s while connected, also after `wake` and after it has connected, and
+    `on_hello` with the sidecar's HELLO before a connection is used.
     """
 
     def __init__(
@@ -207,6 +207,7 @@ class ConnectionPool:
                     with self._slots.condition:
                         slot.connection = connection
                         self._slots.assign_to_waiters()
+                    self._tick_requested = True
                     continue
             next_try = slot.due_at if next_try is None else min(next_try, slot.due_at)
         return next_try

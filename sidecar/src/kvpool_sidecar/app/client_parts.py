@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvpool.errors import ConfigError, RefusedError
 from kvpool.protocol import keys, peer_wire
 from kvpool.protocol.wire import Op
-from kvpool_sidecar.blocks.events import BlocksRemoved, CorruptBlockReported
+from kvpool_sidecar.blocks.events import BlocksRemoved, BlockStored, CorruptBlockReported
 from kvpool_sidecar.replication.hint_forwarder import HintForwarder
 from kvpool_sidecar.replication.lookup_events import LookupEvents
 from kvpool_sidecar.replication.prefetch import Prefetcher
@@ -20,6 +20,7 @@ from kvpool_sidecar.replication.session_hints import SessionHints
 from kvpool_sidecar.replication.verifier import BlockVerifier
 from kvpool_sidecar.serving.admission import LocalAdmission
 from kvpool_sidecar.serving.block_service import BlockService
+from kvpool_sidecar.serving.block_tables import BlockTables
 from kvpool_sidecar.serving.listener import PodListeners
 from kvpool_sidecar.serving.locator import BlockLocator
 from kvpool_sidecar.serving.miss_causes import MissCauses
@@ -58,11 +59,12 @@ class ClientParts:
     publisher: EventPublisher | None
     reader: SessionReader
     hints: SessionHints
+    tables: BlockTables
 
     def background(self) -> list[Component]:
         """Return the parts to start before any pod connects."""
         parts: list[Component | None] = [self.verifier, self.prefetcher, self.lookup_events, self.stores]
-        parts += [self.reader, self.hints]
+        parts += [self.reader, self.hints, self.tables]
         return [part for part in parts if part is not None]
 
     def frontends(self) -> list[Component]:
@@ -85,7 +87,8 @@ def build_clients(context: AppContext, storage: StorageParts, network: NetworkPa
     if limit := config.current.cache.prefetch_bytes:
         prefetcher = Prefetcher(storage.local, storage.shared, limit, context.stats)
         cleanup.callback(prefetcher.stop)
-    listeners = _lookup_listeners(prefetcher, storage, network)
+    tables = _block_tables(context, storage)
+    listeners = [*_lookup_listeners(prefetcher, storage, network), tables.on_lookup]
     lookup_events = LookupEvents(listeners, context.stats, storage.local.observe_sequence)
     cleanup.callback(lookup_events.stop)
     if network.warm_up is not None:
@@ -126,10 +129,11 @@ def build_clients(context: AppContext, storage: StorageParts, network: NetworkPa
         context.lookups,
         exchange,
         hints,
+        tables,
     )
     sockets = PodListeners(lambda sock, pod: Session(sock, pod, session), exchange, context.stats)
     cleanup.callback(sockets.stop)
-    pods = PodRegistry(config, settings.secret, sockets, storage.local, context.feed)
+    pods = PodRegistry(config, settings.secret, sockets, storage.local, context.feed, tables.withdraw)
     pods.register_tenants()
     for number, (path, tenant) in enumerate(settings.sockets.items()):
         _serve_fixed(pods, path, Identity(f"{FIXED_PREFIX}{number}", tenant, "fixed", "fixed"))
@@ -138,7 +142,18 @@ def build_clients(context: AppContext, storage: StorageParts, network: NetworkPa
         handoff = SocketHandoff(settings.rendezvous_socket, pods)
         cleanup.callback(handoff.stop)
     _subscribe_config(context, storage, pods, handoff)
-    return ClientParts(sockets, pods, handoff, verifier, prefetcher, lookup_events, stores, publisher, reader, hints)
+    return ClientParts(
+        sockets, pods, handoff, verifier, prefetcher, lookup_events, stores, publisher, reader, hints, tables
+    )
+
+
+def _block_tables(context: AppContext, storage: StorageParts) -> BlockTables:
+    """Tables that follow the blocks of the local drives."""
+    tables = BlockTables(storage.local)
+    context.cleanup.callback(tables.stop)
+    context.events.subscribe(BlockStored, tables.on_stored)
+    context.events.subscribe(BlocksRemoved, tables.on_removed)
+    return tables
 
 
 def _subscribe_config(

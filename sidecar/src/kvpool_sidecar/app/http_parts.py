@@ -110,6 +110,7 @@ def _sections(
         NamedSection("config", reloader),
         StorageSection(context.config, context.stats, storage.local, storage.shared, storage.write_back, storage.gc),
         NamedSection("landing", storage.landing),
+        NamedSection("block_tables", clients.tables),
         IndexSection(context.config, storage.local, index.registration, index.resolver, login),
         ClientSection(clients.listeners, context.fingerprints, context.queues),
         CounterSection(context.stats),

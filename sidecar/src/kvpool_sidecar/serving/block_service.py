@@ -9,6 +9,9 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from kvpool.protocol.wire import Tier
+from kvpool_sidecar.replication.lookup_events import MAX_BLOCKS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -49,6 +52,15 @@ class BlockService:
         """Publish the result of a lookup that was answered; its blocks are likely to be opened next. Does not block."""
         if self._lookup_events is not None:
             self._lookup_events.publish(tenant, block_ids, located.tiers, located.keys)
+
+    def on_local_lookup(self, tenant: Tenant, block_ids: Sequence[bytes]) -> None:
+        """Publish a lookup that a client answered from its block table, up to the first block that is not here."""
+        if self._lookup_events is None:
+            return
+        keys = [tenant.block_key(block_id) for block_id in block_ids[:MAX_BLOCKS]]
+        here = list(itertools.takewhile(self.locator.is_local, keys))
+        tiers = (bytes([Tier.LOCAL]) * len(here)).ljust(len(keys), b"\0")
+        self._lookup_events.publish(tenant, block_ids, tiers, keys)
 
     def report_corrupt(self, tenants: Sequence[Tenant], block_ids: Sequence[bytes]) -> None:
         """Queue blocks that a client reported as corrupt for verification, for each tenant that may own them."""

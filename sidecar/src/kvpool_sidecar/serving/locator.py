@@ -52,6 +52,10 @@ class BlockLocator:
         self._shared = shared
         self._peers = peers
 
+    def is_local(self, block_key: bytes) -> bool:
+        """Return whether a drive of this node has the block."""
+        return self._local.contains(block_key)
+
     def locate(
         self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], timeout_s: float, *, exhaustive: bool
     ) -> Located:

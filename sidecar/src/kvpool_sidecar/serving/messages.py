@@ -22,6 +22,7 @@ __all__ = [
     "decode_begin",
     "decode_report",
     "decode_tokens",
+    "decode_used",
     "encode_begin_refusals",
     "encode_busy",
     "encode_open",
@@ -89,6 +90,17 @@ def decode_report(body: memoryview) -> ClientReport:
         raise ProtocolError("problem is no text")
     seconds = _seconds(value.get("seconds", {}))
     return ClientReport(block_ids, counts, seconds, _lookups(value), problem[:_MAX_PROBLEM])
+
+
+def decode_used(head: wire.Head, body: memoryview) -> tuple[list[bytes], int]:
+    """Return the blocks of a lookup that a client answered itself, and the number of blocks of lookups not listed."""
+    if len(body) < wire.USED_HEAD.size:
+        raise ProtocolError("no count of unlisted blocks")
+    (unlisted,) = wire.USED_HEAD.unpack_from(body)
+    rest = body[wire.USED_HEAD.size :]
+    if head.items == 0 and not rest:
+        return [], unlisted
+    return wire.split_block_ids(rest, head.items, wire.MAX_LOOKUP), unlisted
 
 
 def encode_open(results: Sequence[OpenResult]) -> bytes:

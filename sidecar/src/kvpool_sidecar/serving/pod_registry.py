@@ -13,6 +13,7 @@ from kvpool_sidecar.tenancy.identity import Tenant, is_allowed
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from kvpool.config import PoolConfig
     from kvpool_sidecar.events.feed import EventFeed
@@ -30,11 +31,21 @@ _POD_SHARE = 4  # the unfinished writes of one pod may take a quarter of the cap
 
 
 class PodRegistry:
-    """Admits pods with the tenancy of the current configuration. Thread-safe."""
+    """Admits pods with the tenancy of the current configuration. Thread-safe.
+
+    `on_left(tag)` is called after pods that run on have left a tenant, or lost or got grants.
+    """
 
     def __init__(
-        self, config: ConfigHolder, secret: bytes, listeners: PodListeners, local: LocalStore, feed: EventFeed | None
+        self,
+        config: ConfigHolder,
+        secret: bytes,
+        listeners: PodListeners,
+        local: LocalStore,
+        feed: EventFeed | None,
+        on_left: Callable[[bytes], None],
     ) -> None:
+        self._on_left = on_left
         self._config = config
         self._secret = secret
         self._listeners = listeners
@@ -86,6 +97,9 @@ class PodRegistry:
                     self._listeners.replace(identity.uid, None)
                 elif not self._is_current(pod):
                     self._listeners.replace(identity.uid, self._pod(identity))
+                else:
+                    continue
+                self._on_left(pod.tenant.tag)
 
     def apply_limits(self, _previous: PoolConfig) -> None:
         """Set the pods' write limits from the current capacity, and register the configured tenants."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from kvpool.stats import depth_label
 from kvpool_sidecar.resilience.turn import end_turn
 from kvpool_sidecar.serving.channel import PacketChannel
 from kvpool_sidecar.serving.lookup_figures import LookupCounts
-from kvpool_sidecar.serving.messages import MIN_DEADLINE_S, decode_report, split_deadline
+from kvpool_sidecar.serving.messages import MIN_DEADLINE_S, decode_report, decode_used, split_deadline
 from kvpool_sidecar.serving.peer_streams import PeerStreams
 from kvpool_sidecar.serving.reads import ReadHandler
 from kvpool_sidecar.serving.request_queue import RequestTurn
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.replication.session_hints import SessionHints
     from kvpool_sidecar.resilience.fair_queue import FairQueues
     from kvpool_sidecar.serving.block_service import BlockService
+    from kvpool_sidecar.serving.block_tables import BlockTables
     from kvpool_sidecar.serving.fingerprints import Fingerprints
     from kvpool_sidecar.serving.lookup_figures import LookupFigures
     from kvpool_sidecar.serving.pod import Pod
@@ -61,6 +63,7 @@ class SessionContext:
     lookups: LookupFigures
     streams: StreamExchange
     hints: SessionHints
+    tables: BlockTables
 
 
 class Session:
@@ -164,6 +167,8 @@ class Session:
             wire.Op.REPORT: self._report,
             wire.Op.DONE: self._done,
             wire.Op.HINT: self._hint,
+            wire.Op.MAP: self._map,
+            wire.Op.USED: self._used,
         }
         if op not in operations:
             raise ProtocolError(f"unknown operation {op}")
@@ -193,6 +198,7 @@ class Session:
             readable_tags=tuple(tenant.tag for tenant in granted),
             salt_key=self._pod.tenant.salt_key if config.salt_tags else b"",
             session_key=self._pod.tenant.session_key if config.hints.enabled else b"",
+            block_tables=True,
         )
         self._channel.reply(head, answer.pack())
 
@@ -222,13 +228,17 @@ class Session:
     def _cause_of_miss(self, block_ids: Sequence[bytes], tiers: bytes, used_share: float) -> wire.MissCause:
         """Explain the first missing block; ABSENT if none is missing."""
         hello, first = self._hello, tiers.find(wire.Tier.MISS)
-        if hello is not None and first != 0 and not self._has_found:
-            self._has_found = True
-            self._context.fingerprints.found(hello)
+        if first != 0:
+            self._record_found()
         if hello is None or first < 0:
             return wire.MissCause.ABSENT
         ungranted = () if hello.reads_granted else self._pod.readable
         return self._service.causes.of_lookup(hello, self._readable, ungranted, block_ids[first], used_share)
+
+    def _record_found(self) -> None:
+        if self._hello is not None and not self._has_found:
+            self._has_found = True
+            self._context.fingerprints.found(self._hello)
 
     def _with_cause(self, tiers: bytes, cause: wire.MissCause) -> bytes:
         """Return the reply's entries, for a client that accepts causes with that of the first miss."""
@@ -266,6 +276,27 @@ class Session:
     def _hint(self, head: wire.Head, body: memoryview) -> None:
         if (hint := Hint.unpack(body, head.items)) is not None:
             self._context.hints.submit(self._pod.tenant, hint)
+
+    def _map(self, head: wire.Head, _body: memoryview) -> None:
+        """Answer with the descriptor of the block table, or without one."""
+        descriptor = -1
+        if self._hello is not None and self._channel.peer_buffer_empty():
+            descriptor = self._context.tables.open_for(self._pod.tenant.tag, self._hello.fingerprint)
+        try:
+            if descriptor < 0 or not self._channel.reply_with_fds(head, b"", 0, [descriptor]):
+                self._channel.reply(head, b"")
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def _used(self, head: wire.Head, body: memoryview) -> None:
+        """Count a lookup that the client answered from the table, and publish what is still here of it."""
+        block_ids, unlisted = decode_used(head, body)
+        self._service.stats.add("lookup", "asked", len(block_ids) + unlisted)
+        self._service.stats.add("lookup", "found", len(block_ids) + unlisted)
+        if block_ids:
+            self._record_found()
+            self._service.on_local_lookup(self._pod.tenant, block_ids)
 
     def _report(self, head: wire.Head, body: memoryview) -> None:
         report = decode_report(body)

@@ -62,6 +62,12 @@ GAUGES: Final = (
         "Memory for unfinished writes; one tenant may use three quarters of it.",
         lambda s: s["landing"]["limit_bytes"],
     ),
+    Gauge(
+        "block_table_bytes",
+        "Memory of the block tables that clients look up blocks in.",
+        lambda s: s["block_tables"]["bytes"],
+    ),
+    Gauge("block_table_blocks", "Blocks in the block tables.", lambda s: s["block_tables"]["blocks"]),
     Gauge("landing_bytes", "Memory of unfinished writes.", lambda s: s["landing"]["bytes"]),
     Gauge("landing_writes", "Unfinished writes.", lambda s: s["landing"]["places"]),
     Gauge(

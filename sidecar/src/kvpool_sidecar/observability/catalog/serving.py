@@ -24,6 +24,8 @@ _OPERATIONS: Final = {
     "report": "Report of a client's counters and corrupt blocks.",
     "done": "End of a read that held a grant.",
     "hint": "Session hint.",
+    "map": "Request for the block table of a tenant and fingerprint.",
+    "used": "Report of a lookup that a client answered from the block table.",
 }
 
 _ADMIN_OPERATIONS: Final = (
