@@ -120,3 +120,16 @@ def test_the_shipped_models_are_listed(capsys):
     status, text = printed(capsys, "plan", "--list-models")
     assert status == 0
     assert "deepseek-ai/DeepSeek-R1" in text.splitlines()
+
+
+def test_a_model_of_the_hugging_face_cache_is_found_by_its_whole_name(capsys, tmp_path, monkeypatch):
+    folder = tmp_path / "hub" / "models--acme--tiny" / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    config = {"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    status, text = printed(capsys, "plan", "--model", "acme/tiny", "-o", "json")
+    assert (status, json.loads(text)["bytes_per_token"]) == (0, 512)
+    assert main(["plan", "--model", "../tiny"]) == 2
+    assert main(["plan", "--model", "acme/other"]) == 2

@@ -77,7 +77,27 @@ def test_a_recurrent_state_counts_once_and_is_no_token():
     convolution, state = (2 * 16 * 128 + 48 * 128) * 3 * 2, 48 * 128 * 128 * 4
     assert found.state_bytes == 48 * (convolution + state)
     assert found.session_bytes(1000) == 1000 * found.bytes_per_token + found.state_bytes
-    assert found.largest_object(256) == found.state_bytes
+    # 48 layers with a state and 16 with attention: pieces of 16 layers
+    assert (found.objects_per_block, found.largest_object(256)) == (4, found.state_bytes // 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "objects", "layers"),
+    [
+        ("meta-llama/Llama-3.3-70B-Instruct", 1, 80),
+        ("openai/gpt-oss-20b", 2, 12),
+        ("google/gemma-3-27b-it", 7, 10),  # 52 with a window, in 6 pieces of at most 9, and 10 with full attention
+        ("deepseek-ai/DeepSeek-V3.2", 1, 61),
+    ],
+)
+def test_each_kind_of_layer_is_stored_in_pieces_of_equal_numbers_of_layers(name, objects, layers):
+    found = layout(name)
+    assert found.objects_per_block == objects
+    of_layer = found.bytes_per_token / sum(g.layers for g in found.groups if g.layers)
+    if len(found.groups) == 1 or name.startswith(("openai", "google")):
+        assert found.largest_object(256) == 256 * layers * of_layer
+    else:
+        assert found.largest_object(256) == found.block_bytes(256)
 
 
 def test_mamba_layers_keep_convolution_and_state():
@@ -117,6 +137,7 @@ def test_the_language_model_of_a_larger_config_counts():
 def test_the_dtype_that_the_checkpoint_asks_for_is_taken():
     scheme = {"quantization_config": {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}}
     assert read_layout({**LLAMA, **scheme}).dtype == "fp8"
+    assert read_layout({**LLAMA, "quantization_config": {"kv_cache_scheme": "FP8"}}).dtype == "fp8"
     assert read_layout({**LLAMA, "torch_dtype": "float32"}).bytes_per_token == 1024
 
 
@@ -138,6 +159,7 @@ def test_the_dtype_that_the_checkpoint_asks_for_is_taken():
         ({"model_type": "glm_moe_dsa", "indexer_types": ["full", "shared"]}, "indexer_types"),
         ({"quantization_config": {"kv_cache_scheme": {"num_bits": 4}}}, "--kv-dtype"),
         ({"torch_dtype": "float4"}, "--kv-dtype"),
+        ({"model_type": "mistral"}, "sliding_window"),
         ({"model_type": "nemotron_h", "hybrid_override_pattern": "M?"}, "hybrid_override_pattern"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Add model, workload and fleet."""
     model = parser.add_argument_group("model")
-    model.add_argument("--model", metavar="NAME", help="a model that ships with this program (--list-models)")
+    model.add_argument(
+        "--model", metavar="NAME", help="a model that ships (--list-models), or that the Hugging Face cache has"
+    )
     model.add_argument("--config", metavar="FILE", type=Path, help="config.json of any model, or its folder")
     model.add_argument("--kv-dtype", choices=("auto", *attention.DTYPES), default="auto", help="dtype of the KV cache")
     model.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel size of an engine")
@@ -121,7 +124,7 @@ def plan(args: argparse.Namespace) -> Plan:
     for name in ("tp", "block_tokens", "nodes"):
         if not 0 < getattr(args, name) <= 1_000_000:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
-    model = catalog.find(args.model) if args.model is not None else catalog.read_config(args.config)
+    model = _model(args.model) if args.model is not None else catalog.read_config(args.config)
     layout = attention.read_layout(model.config, args.kv_dtype, args.tp)
     assumed: list[str] = []
     fleet = _fleet(args, assumed)
@@ -141,6 +144,18 @@ def plan(args: argparse.Namespace) -> Plan:
         assumed.append(f"{fleet.moved:.0%} of the turns are served by another node (--routing)")
     saved = gain(layout, load, fleet, rate, watts, args.gpu_hour) if rate else None
     return replace(made, load=load, need=need, saved=saved, assumptions=tuple(assumed))
+
+
+def _model(name: str) -> catalog.Model:
+    """Return a shipped model, or one that the Hugging Face cache of this machine has."""
+    try:
+        return catalog.find(name)
+    except UsageError:
+        home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
+        cached = catalog.find_cached(name, Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub"))
+        if cached is None:
+            raise
+        return cached
 
 
 def _workload(args: argparse.Namespace, tokens: int) -> Workload:

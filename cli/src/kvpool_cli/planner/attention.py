@@ -70,8 +70,35 @@ class CacheLayout:
         return self.bytes_per_token * block_tokens
 
     def largest_object(self, block_tokens: int) -> int:
-        """Bytes of the largest piece that is stored alone: each group has blocks of its own."""
-        return max((g.bytes_per_token * block_tokens + g.state_bytes for g in self.groups), default=0)
+        """Bytes of the largest piece that is stored alone."""
+        return max(layers * (per_token * block_tokens + state) for _, layers, per_token, state in self._pieces())
+
+    @property
+    def objects_per_block(self) -> int:
+        """Pieces of a block of tokens that are stored alone, and indexed."""
+        return sum(count for count, *_ in self._pieces())
+
+    def _pieces(self) -> list[tuple[int, int, int, int]]:
+        """Return, for each kind of layer: pieces, layers of a piece, bytes of a token and of the state in one layer.
+
+        vLLM 0.33 makes pieces of equal numbers of layers: those of the rarest kind, or of the most frequent one if it
+        has less than 1.5 times as many (kv_cache_utils.py).
+        """
+        kinds: dict[str, tuple[int, int, int]] = {}
+        for group in self.groups:
+            layers, per_token, state = kinds.get(group.kind, (0, 0, 0))
+            # an indexer belongs to the same layers as the latents
+            kinds[group.kind] = (
+                max(layers, group.layers),
+                per_token + group.bytes_per_token,
+                state + group.state_bytes,
+            )
+        numbers = [layers for layers, *_ in kinds.values()]
+        size = max(numbers) if max(numbers) < 1.5 * min(numbers) else min(numbers)
+        return [
+            (-(-layers // size), -(-layers // -(-layers // size)), per_token // layers, state // layers)
+            for layers, per_token, state in kinds.values()
+        ]
 
     def session_bytes(self, tokens: int) -> int:
         """Bytes that a session of `tokens` tokens needs at its end: all of what grows, windows, and one state."""
@@ -125,7 +152,7 @@ def kv_dtype(config: Mapping[str, Any]) -> str:
     scheme = quantization.get("kv_cache_scheme") if isinstance(quantization, dict) else None
     if not scheme:
         return model_dtype(config)
-    if isinstance(scheme, dict) and scheme.get("num_bits") == 8:
+    if (isinstance(scheme, dict) and scheme.get("num_bits") == 8) or str(scheme).lower() == "fp8":
         return "fp8"
     raise UsageError(f"the KV cache scheme {scheme!r} of quantization_config is not known: give --kv-dtype")
 
@@ -191,7 +218,11 @@ def _qwen(c: _Fields) -> list[CacheGroup]:
 
 
 def _mistral(c: _Fields) -> list[CacheGroup]:
-    if not c.text.get("sliding_window"):
+    if "sliding_window" not in c.text:
+        raise UsageError(
+            "the config has no sliding_window, which is null or the window of every layer in this model type"
+        )
+    if not c.text["sliding_window"]:
         return _full(c)
     return _windows(c, ["sliding_attention"] * c.layers)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from kvpool_cli.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 MAX_CONFIG_BYTES = 4 * 2**20
 
 
@@ -51,6 +53,15 @@ def find(name: str) -> Model:
     near = difflib.get_close_matches(wanted, [*names, *(full.rpartition("/")[2] for full in names)], n=3, cutoff=0.6)
     hint = f"; similar: {', '.join(dict.fromkeys(near))}" if near else ""
     raise UsageError(f"the model {name!r} does not ship with this version: give its config.json by --config{hint}")
+
+
+def find_cached(name: str, cache: Path) -> Model | None:
+    """Return a model of the local Hugging Face cache (`hub` folder) by its whole name; None if it is not there."""
+    if not _REPOSITORY.fullmatch(name):
+        return None
+    folder = cache / f"models--{name.replace('/', '--')}" / "snapshots"
+    found = sorted(folder.glob("*/config.json"), key=lambda path: path.stat().st_mtime)
+    return replace(read_config(found[-1]), name=name) if found else None
 
 
 def read_config(path: Path) -> Model:

@@ -143,7 +143,7 @@ def demand(layout: CacheLayout, load: Workload, fleet: Fleet, block_tokens: int)
     grown = layout.bytes_per_token if load.window_blocks == "every" else layout.bytes_per_token_growing
     first = stored_bytes(layout, load.tokens, load.window_blocks)
     turn = grown * load.new_tokens + layout.state_bytes
-    blocks = math.ceil(load.tokens / block_tokens) * len(layout.groups)
+    blocks = math.ceil(load.tokens / block_tokens) * layout.objects_per_block
     return Demand(
         requests=load.rate,
         capacity=load.kept_sessions * first * HEADROOM,
