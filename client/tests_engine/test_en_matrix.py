@@ -15,6 +15,7 @@ import en_matrix
 import pytest
 from cl_nodes import until
 from en_engine import GPU_PYTHON, Engine, connector
+from en_model import LLAMA
 from en_talk import BLOCK, words
 
 if TYPE_CHECKING:
@@ -68,6 +69,27 @@ def test_what_one_node_has_stored_another_loads_and_answers_as_without_the_pool(
     if adapter:
         plain = b.generate(prompt, max_tokens=TOKENS)
         assert (plain["cached"], plain["tokens"] != first["tokens"]) == (0, True)
+
+
+def test_a_prompt_of_20000_tokens_is_stored_and_loaded_whole(
+    cluster: Cluster, engines: dict[str, Engine], tmp_path: Path
+) -> None:
+    kind = en_matrix.Kind({**LLAMA, "max_position_embeddings": 32_768}, {"max_model_len": 20_480})
+    options = en_matrix.write(tmp_path / "model", kind)
+    for node, engine in engines.items():
+        text = connector(cluster[node].socket, host_bytes=64 << 20, **PATIENT)
+        assert engine.open(tmp_path / "model", text, options) == ""
+    a, b = engines["a"], engines["b"]
+    blocks = 20_000 // BLOCK
+    prompt = words(9200, blocks * BLOCK + 9)
+    assert until(lambda: a.stats()["connected"] and b.stats()["connected"])
+    before = cluster["a"].announced()
+    first = a.generate(prompt, max_tokens=TOKENS)
+    a.settle()
+    assert until(lambda: cluster["a"].announced() >= before + blocks, 120), a.stats()
+    again = b.generate(prompt, max_tokens=TOKENS)
+    assert (first["cached"], again["cached"], again["tokens"]) == (0, blocks * BLOCK, first["tokens"])
+    assert b.stats()["tokens"] == {"peer": blocks * BLOCK}
 
 
 def test_an_image_is_part_of_the_names_of_its_block_and_of_all_that_follow(engine_home: Path) -> None:

@@ -88,6 +88,22 @@ def test_a_part_of_a_load_is_kept_and_the_rest_not_offered_again(host: Host, fak
     assert [name for name, found in zip(NAMES, again, strict=False) if found is LookupResult.HIT] == list(kept)
 
 
+def test_stores_are_dropped_when_a_quarter_of_the_host_memory_waits(fake: FakeSidecar) -> None:
+    host = Host(fake, max_inflight_stores=2)
+    assert until(lambda: host.tier.stats()["connected"])
+    request = stub.ReqContext("long")
+    fake.delay_s = 0.5
+    jobs = [host.submit(NAMES[n : n + 2], request, load=False) for n in range(0, SLOTS // 4, 2)]
+    assert host.tier.stats()["dropped_stores"] == 0
+    more = [host.submit(NAMES[n : n + 2], request, load=False) for n in range(SLOTS // 4, 28, 2)]
+    assert host.tier.stats()["dropped_stores"] > 0
+    fake.delay_s = 0.0
+    host.wait()
+    assert all(host.done[job].success for job in jobs)
+    assert not all(host.done[job].success for job in more)
+    host.tier.shutdown()
+
+
 def test_groups_of_a_hybrid_model_are_looked_up_one_by_one(fake: FakeSidecar) -> None:
     host = Host(fake, groups=2)
     assert until(lambda: host.tier.stats()["connected"])

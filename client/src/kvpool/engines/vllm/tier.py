@@ -73,6 +73,7 @@ __all__ = ["PoolTier", "last_stats"]
 _log = logging.getLogger("vllm.kvpool")  # under vLLM's own logger, so that the engine's log shows it
 
 _SHUTDOWN_S = 2.0
+_WAITING_SHARE = 4  # part of the host memory that waiting stores may hold: a long prompt is computed in a few steps
 # since vLLM 0.31
 _TAKES_DETECTOR = "backpressure_detector" in inspect.signature(SecondaryTierManager.__init__).parameters
 _REPORTS_BYTES = "transfer_bytes" in getattr(JobResult, "__dataclass_fields__", {})
@@ -147,7 +148,8 @@ class PoolTier(SecondaryTierManager):  # type: ignore[misc]
         self._tokens_of_groups = self._layout.chunk_tokens
         self._tokens = RequestTokens(self._tokens_of_groups)
         self._engine = EngineClient(self._config, self._tokens_of_groups)
-        self._jobs = TransferJobs(max(1, self._config.connections - 2), self._config.max_inflight_stores)
+        waiting = max(self._config.max_inflight_stores, len(self._memory) // max(1, self._slot_bytes) // _WAITING_SHARE)
+        self._jobs = TransferJobs(max(1, self._config.connections - 2), waiting)
         self._prefill = PrefillMeter(lambda: self._client, self._tokens_of_groups)
         self._lookups = LookupTable(PoolLookups(lambda: self._client, _block_ids, self._tokens_of_groups))
         self._hints = SessionHintSender(lambda: self._client, _block_ids, self._jobs)
