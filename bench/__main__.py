@@ -27,6 +27,7 @@ _PARTS = {
     "soak",
     "trace_file",
     "trace_replay",
+    "workloads",
 }
 
 

@@ -8,7 +8,7 @@ without its prefix: no order can have more hits, even though only a prefix count
 
 Trace: JSON lines of Mooncake's form (FAST25-release; `timestamp` ms, `input_length`, `hash_ids` of 512 tokens), by
 --trace or KVPOOL_TRACE, else ../shared/traces/conversation_trace.jsonl. Where there is none, one is made with the same
-statistics. Prints tables; writes out/bench/trace.json and trace.png.
+statistics, and --workload makes one of another kind. Prints tables; writes out/bench/trace.json and trace.png.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 
 from bench.trace_file import BLOCK, Request, TraceError, key_of, read
 from bench.trace_replay import Arrangement, optimum, replay
+from bench.workloads import WORKLOADS
 from kvpool_sidecar.eviction import POLICIES, Entry, create_policy
 
 __all__ = ["BLOCK", "NEAR", "Request", "facts", "main", "make", "optimum", "read", "replay"]
@@ -95,12 +96,13 @@ def facts(requests: list[Request]) -> dict[str, float]:
     }
 
 
+_KINDS = {"chat": make, **WORKLOADS}
 _requests: list[Request] = []
 _arrangement: list[Arrangement] = []
 
 
-def _start(path: str, seed: int, arrangement: Arrangement) -> None:
-    _requests[:] = read(Path(path)) if path else make(seed)
+def _start(path: str, workload: str, seed: int, arrangement: Arrangement) -> None:
+    _requests[:] = read(Path(path)) if path else _KINDS[workload](seed)
     _arrangement[:] = [arrangement]
 
 
@@ -117,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         "--trace", default=os.environ.get("KVPOOL_TRACE", ""), help="trace file (JSON lines); default: see above"
     )
     parser.add_argument("--synthetic", action="store_true", help="generate a synthetic trace even if one is configured")
+    parser.add_argument("--workload", choices=sorted(_KINDS), default="chat", help="kind of the synthetic trace")
     parser.add_argument("--seed", type=int, default=1, help="seed of the synthetic trace")
     parser.add_argument(
         "--capacities", type=int, nargs="+", default=CAPACITIES, help="cache capacities in blocks of 512 tokens"
@@ -129,6 +132,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--uses-late", type=float, default=0.0, metavar="SECONDS", help="uses reach the tables this much later"
     )
+    parser.add_argument(
+        "--remember-fraction", type=float, default=0.0, metavar="SHARE",
+        help="blocks whose uses the default policy remembers, as a share of the capacity; 0: as the product does",
+    )  # fmt: skip
     parser.add_argument(
         "--untaught", action="store_true", help="lookups do not tell the order of blocks, as after a restart"
     )
@@ -147,7 +154,9 @@ def _arranged(options: argparse.Namespace, parser: argparse.ArgumentParser) -> A
         parser.error("--capacities: at least one block for each drive")
     if not 0 <= options.uses_late < 86_400:
         parser.error("--uses-late: 0 seconds to a day")
-    return Arrangement(options.drives, high, low, options.uses_late, not options.untaught)
+    if not 0 <= options.remember_fraction <= 1000:
+        parser.error("--remember-fraction: 0 to 1000")
+    return Arrangement(options.drives, high, low, options.uses_late, not options.untaught, options.remember_fraction)
 
 
 def main(argv: list[str]) -> int:
@@ -155,13 +164,14 @@ def main(argv: list[str]) -> int:
     parser = _parser()
     options = parser.parse_args(argv)
     arrangement = _arranged(options, parser)
-    path = "" if options.synthetic else options.trace or (str(NEAR) if NEAR.exists() else "")
+    is_made = options.synthetic or options.workload != "chat"
+    path = "" if is_made else options.trace or (str(NEAR) if NEAR.exists() else "")
     try:
-        _start(path, options.seed, arrangement)
+        _start(path, options.workload, options.seed, arrangement)
     except TraceError as e:
         print(f"bench trace: {e}", file=sys.stderr)
         return 2
-    name = Path(path).stem if path else f"generated-{options.seed}"
+    name = Path(path).stem if path else f"{options.workload}-{options.seed}"
     there = facts(_requests)
     print(
         f"trace: {name}, {arrangement.drives} drives; "
@@ -169,7 +179,8 @@ def main(argv: list[str]) -> int:
     )
     jobs = [(policy, capacity) for capacity in options.capacities for policy in (*POLICIES, "optimum")]
     began = time.monotonic()
-    with ProcessPoolExecutor(options.processes, initializer=_start, initargs=(path, options.seed, arrangement)) as pool:
+    start = (path, options.workload, options.seed, arrangement)
+    with ProcessPoolExecutor(options.processes, initializer=_start, initargs=start) as pool:
         done = {(policy, capacity): (rate, ns) for policy, capacity, rate, ns in pool.map(_one, jobs)}
     rows = [
         {

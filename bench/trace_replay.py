@@ -8,7 +8,7 @@ from collections import deque
 from typing import NamedTuple
 
 from bench.trace_file import BLOCK, Request
-from kvpool_sidecar.eviction import Entry, create_policy
+from kvpool_sidecar.eviction import Entry, EvictionPolicy, PrefixAware, create_policy
 from kvpool_sidecar.storage.local import placement
 
 __all__ = ["ONE_DRIVE", "Arrangement", "NodeTables", "Replayed", "optimum", "replay"]
@@ -18,7 +18,8 @@ class Arrangement(NamedTuple):
     """How a node holds its blocks. `high`, `low`: watermarks in percent of the capacity.
 
     `uses_late_s`: a use of a block that is there reaches its table that much later. `is_taught`: lookups tell the
-    order of a prompt's blocks; after a restart the tables do not know it.
+    order of a prompt's blocks; after a restart the table does not know it. `remembered`: blocks whose uses PrefixAware
+    remembers, as a share of the capacity; 0: as the product does.
     """
 
     drives: int = 1
@@ -26,6 +27,7 @@ class Arrangement(NamedTuple):
     low: int = 100
     uses_late_s: float = 0.0
     is_taught: bool = True
+    remembered: float = 0.0
 
 
 ONE_DRIVE = Arrangement()
@@ -43,7 +45,11 @@ class NodeTables:
 
     def __init__(self, policy: str, capacity: int, arrangement: Arrangement) -> None:
         self._share = max(1, capacity // arrangement.drives)
-        self.table = create_policy(policy, capacity * BLOCK)
+        if arrangement.remembered and policy == "PrefixAware":
+            remembered = max(1, int(capacity * arrangement.remembered))
+            self.table: EvictionPolicy = PrefixAware(capacity * BLOCK, remembered=remembered)
+        else:
+            self.table = create_policy(policy, capacity * BLOCK)
         self._most, self._rest = capacity * arrangement.high // 100, capacity * arrangement.low // 100
         self._names = [f"drive-{n}" for n in range(arrangement.drives)]
         self._weights = [1] * arrangement.drives

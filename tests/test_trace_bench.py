@@ -8,6 +8,7 @@ import pytest
 from bench import trace
 from bench.trace_file import TraceError, read
 from bench.trace_replay import Arrangement, optimum, replay
+from bench.workloads import WORKLOADS
 
 from kvpool_sidecar.eviction import POLICIES
 
@@ -100,6 +101,11 @@ def test_a_node_with_several_drives_has_the_rate_of_one_drive_of_their_size(poli
     assert max(rates) - min(rates) < 0.5
 
 
+def test_eight_drives_have_the_rate_of_one():
+    for policy in POLICIES:
+        assert replay(SMALL, policy, 1500, Arrangement(drives=8)).percent == replay(SMALL, policy, 1500).percent
+
+
 def test_a_use_that_never_arrives_in_time_makes_lru_a_fifo():
     assert replay(SMALL, "LRU", 1500, Arrangement(uses_late_s=80_000.0)).percent == replay(SMALL, "FIFO", 1500).percent
 
@@ -117,6 +123,15 @@ def test_the_command_writes_a_row_for_each_policy_and_capacity(tmp_path, capsys)
         assert 0 <= row["hit_rate"] <= 1
         assert row["gap_closed"] is None or row["gap_closed"] <= 1
     assert "optimum" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("workload", sorted(WORKLOADS))
+def test_a_generated_workload_is_the_same_for_a_seed_and_another_for_another(workload):
+    first = WORKLOADS[workload](1)
+    assert first == WORKLOADS[workload](1) != WORKLOADS[workload](2)
+    assert [one.at for one in first] == sorted(one.at for one in first)
+    assert 5000 < len(first) < 20_000
+    assert all(0 < one.tokens <= len(one.keys) * trace.BLOCK for one in first)
 
 
 def test_the_command_says_what_is_wrong_with_a_trace_or_an_option(tmp_path, capsys):

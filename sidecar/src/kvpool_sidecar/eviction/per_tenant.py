@@ -115,8 +115,10 @@ class PerTenant(EvictionPolicy):
             table.sort_by_last_use()
 
     def reinsert(self, block_key: bytes, entry: Entry) -> None:
-        self.add(block_key, entry)
-        self._policies[entry.tenant].reinsert(block_key, entry)
+        self._policy_of(entry.tenant).reinsert(block_key, entry)
+        self._entries[block_key] = entry
+        self._account(entry, 1)
+        self._note(block_key)
 
     def _evict(self) -> bytes:
         return self._pop_one([tenant for tenant, table in self._policies.items() if len(table)], None)

@@ -2,7 +2,9 @@
 
 A block is useless without its predecessors in the prompt. So the last block of a prompt is evicted first, and a prefix
 shared by many prompts stays as long as one of them does. `kvpool_sidecar.eviction.reuse_model` decides which prompt
-loses its end, among a random sample of leaves, so reads maintain no order.
+loses its end, among a random sample of leaves, so reads maintain no order. How far it decides is measured:
+`kvpool_sidecar.eviction.recency_guard` limits the choice to the leaves used least recently where LRU does better.
+Blocks of which no lookup showed the place, as after a restart, go in the order of their last uses.
 
 Session hints (kvpool_sidecar.eviction.session_marks) change the value of the blocks that only that session uses: those
 of an ended session go first; those that it expects to use again compete with all others on one scale. Nothing is exempt
@@ -13,12 +15,15 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
+from heapq import nsmallest
 from itertools import chain, islice
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from kvpool.protocol.hint import HintKind
 from kvpool_sidecar.eviction.policy import EvictionPolicy
-from kvpool_sidecar.eviction.reuse_model import CLASSES, ReuseModel
+from kvpool_sidecar.eviction.recency_guard import RecencyGuard
+from kvpool_sidecar.eviction.reuse_model import CLASSES, REMEMBERED, ReuseModel
 from kvpool_sidecar.eviction.session_marks import MarkedNode, SessionMarks
 
 if TYPE_CHECKING:
@@ -32,6 +37,7 @@ __all__ = ["PrefixAware", "SequenceHints"]
 _SAMPLE = 32
 _HINTS = 1 << 14  # per tenant
 _TENANTS = 64
+_LAST_USE = attrgetter("last")
 _EARLY = (HintKind.ENDED, HintKind.TTL)  # hold for blocks whose store is under way
 
 
@@ -45,7 +51,7 @@ class _Node(MarkedNode):
         self.last = last
         self.parent: _Node | None = None
         self.children = 0
-        self.depth = -1  # as first heard
+        self.depth = -1  # as first heard; below 0: not yet
         self.place = -1  # among the leaves
         self.alive = True
 
@@ -87,13 +93,18 @@ class SequenceHints:
 
 
 class PrefixAware(EvictionPolicy):
-    """See the module. `capacity_bytes` is of the node; `seed` makes the choice among prompts repeatable."""
+    """See the module. `capacity_bytes` is of the node; `seed` makes the choice among prompts repeatable.
 
-    def __init__(self, capacity_bytes: int, seed: int = 1) -> None:
+    `remembered`: see ReuseModel.
+    """
+
+    def __init__(self, capacity_bytes: int, seed: int = 1, *, remembered: int = REMEMBERED) -> None:
         super().__init__()
-        self._model = ReuseModel(capacity_bytes)
+        self._model = ReuseModel(capacity_bytes, remembered)
+        self._guard = RecencyGuard()
         self._nodes: dict[bytes, _Node] = {}
         self._leaves: list[_Node] = []
+        self._untaught: OrderedDict[_Node, None] = OrderedDict()  # no leaf of a known prompt; in the order of last use
         self._hints = SequenceHints()
         self._random = random.Random(seed).random  # noqa: S311 - a sample, not a secret
         self._next: _Node | None = None  # the rest of a prompt that has begun to go
@@ -111,7 +122,7 @@ class PrefixAware(EvictionPolicy):
             node = self._nodes.get(key)
             if node is not None:
                 if node.depth < 0:
-                    node.depth = depth
+                    self._place(node, depth)
                 if before is not None and (node.parent is None or not node.parent.alive):
                     self._link(node, before)
             else:
@@ -171,10 +182,12 @@ class PrefixAware(EvictionPolicy):
         ages = self._model
         ages.clock += entry.size
         node = _Node(block_key, entry, ages.record(block_key, min(entry.uses, CLASSES - 1)), ages.clock)
+        self._guard.store(block_key, entry.size)
         self._nodes[block_key] = node
         self._to_leaves(node)
         if (hint := self._hints.pop(entry.tenant, block_key)) is not None:
-            before, node.depth = hint
+            before, depth = hint
+            self._place(node, depth)
             if (parent := self._nodes.get(before)) is not None:
                 self._link(node, parent)
         if (early := self._marks.on_store(node)) is not None and self._marks.claim(node, early.session):
@@ -186,8 +199,19 @@ class PrefixAware(EvictionPolicy):
         self._marks.on_use(node)
         node.uses = self._model.record(block_key, node.uses + 1)
         node.last = self._model.clock
+        self._guard.use(block_key)
+        if node in self._untaught:
+            self._untaught.move_to_end(node)
+
+    def reinsert(self, block_key: bytes, entry: Entry) -> None:
+        self._guard.restore(block_key, entry.size)
+        super().reinsert(block_key, entry)
 
     def _forget(self, block_key: bytes) -> None:
+        self._guard.discard(block_key)
+        self._remove(block_key)
+
+    def _remove(self, block_key: bytes) -> None:
         node = self._nodes.pop(block_key)
         node.alive = False
         self._marks.release(node)
@@ -204,13 +228,14 @@ class PrefixAware(EvictionPolicy):
         if node is None or not node.alive or node.place < 0 or (self._ended and not node.ended):
             node = next(iter(self._ended)) if self._ended else self._least_valuable_leaf()
         self._next = node.parent if node.parent is not None and _goes_with(node.parent, node) else None
-        self._forget(node.block_key)
+        self._guard.evict(node.block_key)
+        self._remove(node.block_key)
         return node.block_key
 
     def _find_on(self, drive: int) -> bytes:
         """The end of a prompt, on this drive, that is next in the order; blocks behind it stay on other drives."""
-        ended = islice(self._ended, _SAMPLE)
-        for node in chain(ended, sorted(self._sample(), key=self._rank)):
+        first = chain(islice(self._ended, _SAMPLE), islice(self._untaught, _SAMPLE))
+        for node in chain(first, sorted(self._sample(), key=self._rank)):
             here: _Node | None = node
             while here is not None and here.alive:
                 if here.drive == drive:
@@ -219,8 +244,21 @@ class PrefixAware(EvictionPolicy):
         return super()._find_on(drive)
 
     def _least_valuable_leaf(self) -> _Node:
-        """The least promising of a sample of leaves; the one that waits for longest among equals."""
-        return min(self._sample(), key=self._rank)
+        """The least promising of a sample of leaves; the one that waits for longest among equals.
+
+        Where LRU does better it is one of those used least recently, unless a session expects to use it again.
+        """
+        some = self._sample()
+        few = self._guard.candidates(_SAMPLE)
+        if few < _SAMPLE:
+            old = nsmallest(few, (node for node in some if node.expected is None), key=_LAST_USE)
+            some = old + [node for node in some if node.expected is not None]
+        leaf = min(some, key=self._rank, default=None)
+        other = next(iter(self._untaught), None)
+        if leaf is None or other is None:
+            return leaf or next(iter(self._untaught))
+        key = self._rank if other.expected is not None else _LAST_USE
+        return min(other, leaf, key=key)
 
     def _sample(self) -> list[_Node]:
         self._model.refit()
@@ -242,7 +280,9 @@ class PrefixAware(EvictionPolicy):
             node.alive = False
         self._nodes.clear()
         self._leaves.clear()
+        self._untaught.clear()
         self._ended.clear()
+        self._guard.clear()
         self._marks.clear()
         self._next = None
 
@@ -255,16 +295,25 @@ class PrefixAware(EvictionPolicy):
         if parent.place >= 0:
             self._from_leaves(parent)
 
+    def _place(self, node: _Node, depth: int) -> None:
+        """Set the number of blocks before this one, as a lookup showed it."""
+        is_leaf = node.place >= 0
+        if is_leaf:
+            self._from_leaves(node)
+        node.depth = depth
+        if is_leaf:
+            self._to_leaves(node)
+
     def _to_leaves(self, node: _Node) -> None:
-        if node.ended:
+        if node.ended or node.depth < 0:
             node.place = 0
-            self._ended[node] = None
+            (self._ended if node.ended else self._untaught)[node] = None
             return
         node.place = len(self._leaves)
         self._leaves.append(node)
 
     def _from_leaves(self, node: _Node) -> None:
-        if self._ended.pop(node, self) is None:
+        if self._ended.pop(node, self) is None or self._untaught.pop(node, self) is None:
             node.place = -1
             return
         last = self._leaves.pop()

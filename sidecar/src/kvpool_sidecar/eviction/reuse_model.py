@@ -1,23 +1,36 @@
 """How soon a block will be used again, learned from how soon such blocks were: the index by which blocks are compared.
 
 Ages are in bytes stored meanwhile, so that a quiet night ages nothing. Blocks are classed by their number of uses. For
-each class and age the index is the best chance of a use per byte and step of waiting, over all lengths of waiting:
-Gittins, "Bandit processes and dynamic allocation indices" (1979), applied to the space a block takes; the hit density
-of Beckmann, Chen, Cidon, "LHD: improving cache hit rate by maximizing hit density" (NSDI 2018) is its relative. Pure.
+each class and age the chance of a use is estimated with the blocks that still wait (Kaplan and Meier, "Nonparametric
+estimation from incomplete observations", 1958): without them a young memory believes that all blocks come back. The
+index is the best chance of a use per byte and step of waiting, over all lengths of waiting: Gittins, "Bandit processes
+and dynamic allocation indices" (1979), applied to the space a block takes; the hit density of Beckmann, Chen, Cidon,
+"LHD: improving cache hit rate by maximizing hit density" (NSDI 2018) is its relative.
+
+A bounded number of blocks is remembered. Where that is not enough to see each of them for several capacities, blocks
+are sampled by a hash of their keys, so that the memory spans as long on a large drive as on a small one (Waldspurger,
+Park, Garthwaite, Ahmad, "Efficient MRC construction with SHARDS", FAST 2015). Pure.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from zlib import crc32
 
-__all__ = ["CLASSES", "ReuseModel"]
+__all__ = ["CLASSES", "REMEMBERED", "ReuseModel"]
 
 CLASSES = 8  # by uses; as many again for blocks that an application asked to retain
 _BUCKETS = 44  # two for each doubling
-_REMEMBERED = 1 << 15  # uses that wait for the next one; about 5 MB
+REMEMBERED = 1 << 15  # blocks that wait for their next use; about 6 MB
+_SPAN = 4  # capacities for which a block is remembered at least
+_MAX_SHIFT = 20
 _RENEW_AFTER = 512
+_RENEW_PART = 4  # of the remembered blocks are recorded between two fits at most
+_SLICE = 4096  # remembered blocks that one call counts
 _HALVE_AFTER = 1 << 20  # so that last week's habits fade
-_PRIOR = 50.0  # observations that the assumption is worth; it makes a new node's order that of last use
+_PRIOR = 50.0  # blocks that the estimate of all classes counts for in one class
+_FIRST_PRIOR = 20.0  # blocks that the assumption counts for in the estimate of all classes
+_FIRST_HAZARD = 0.3 / _BUCKETS  # the assumption: reuse falls off as 1/age, which makes the order that of last use
 
 
 def _bucket(steps: int) -> int:
@@ -37,28 +50,46 @@ def _start(bucket: int) -> int:
 _WIDTHS = [_start(b + 1) - _start(b) for b in range(_BUCKETS)]
 
 
-class ReuseModel:
-    """Not thread-safe. `capacity` sets the grain of ages and has the unit of `clock`: bytes."""
+def _zeros() -> list[list[float]]:
+    return [[0.0] * _BUCKETS for _ in range(2 * CLASSES)]
 
-    def __init__(self, capacity: int) -> None:
+
+class ReuseModel:
+    """Not thread-safe. `capacity` sets the grain of ages and has the unit of `clock`: bytes.
+
+    `remembered` bounds the memory of uses, in blocks.
+    """
+
+    def __init__(self, capacity: int, remembered: int = REMEMBERED) -> None:
         self._grain = max(1, capacity >> 11)
+        self._span = _SPAN * capacity
+        self._remembered = max(1, remembered)
+        self._shift = 0
+        self._mask = 0
         self._waiting: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
-        self._again = [[0.0] * _BUCKETS for _ in range(2 * CLASSES)]
-        self._never = [[0.0] * _BUCKETS for _ in range(2 * CLASSES)]
-        self._seen = 0
-        self._renewed = 0
-        self._halved = 0
+        self._again = _zeros()
+        self._never = _zeros()
+        self._seen = self._renewed = self._halved = 0
+        self._left: list[tuple[int, int]] = []  # of a census under way: class and time of blocks to count
+        self._still = _zeros()
         self.clock = 0
         self._has_retained = False
-        self._index = [self._gittins(c) for c in range(CLASSES)] * 2
+        self._index = self._fit(_zeros(), 1) * (2 * CLASSES)
 
     @property
     def grain(self) -> int:
         """Bytes of one step of age."""
         return self._grain
 
+    @property
+    def sampled(self) -> float:
+        """Share of the blocks whose uses are remembered."""
+        return 1 / (1 << self._shift)
+
     def record(self, block_key: bytes, uses: int) -> int:
         """Record a store or a use. Returns the number of uses, at most CLASSES - 1, with those before an eviction."""
+        if self._mask and crc32(block_key) & self._mask:
+            return min(uses, CLASSES - 1)
         waited = self._waiting.pop(block_key, None)
         retained = 0
         if waited is not None:
@@ -68,11 +99,26 @@ class ReuseModel:
             uses = max(uses, before % CLASSES + 1)
         uses = min(uses, CLASSES - 1)
         self._waiting[block_key] = (uses + retained, self.clock)
-        if len(self._waiting) > _REMEMBERED:
-            _, (before, since) = self._waiting.popitem(last=False)
-            self._never[before][_bucket((self.clock - since) // self._grain)] += 1
+        if len(self._waiting) > self._remembered:
+            self._make_room()
         self._seen += 1
         return uses
+
+    def _make_room(self) -> None:
+        """Forget the block that waits for longest or, if it does not wait for long, half of the blocks by hash."""
+        key, (before, since) = next(iter(self._waiting.items()))
+        if self.clock - since >= self._span or self._shift == _MAX_SHIFT:
+            del self._waiting[key]
+            self._never[before][_bucket((self.clock - since) // self._grain)] += 1
+            return
+        self._shift += 1
+        self._mask = (1 << self._shift) - 1
+        self._waiting = OrderedDict((key, one) for key, one in self._waiting.items() if not crc32(key) & self._mask)
+        self._fade()
+
+    def _fade(self) -> None:
+        for row in (*self._again, *self._never):
+            row[:] = [n / 2 for n in row]
 
     def retain(self, block_key: bytes) -> None:
         """Class the block among those that an application asked to retain, until it asks otherwise or is forgotten."""
@@ -85,34 +131,65 @@ class ReuseModel:
         return self._index[uses + CLASSES * retained][_bucket((self.clock - last) // self._grain)]
 
     def refit(self) -> None:
-        """Update the index if enough was recorded. A few milliseconds."""
-        if self._seen - self._renewed < _RENEW_AFTER:
-            return
-        self._renewed = self._seen
-        if self._seen - self._halved >= _HALVE_AFTER:
-            self._halved = self._seen
-            for row in (*self._again, *self._never):
-                row[:] = [n / 2 for n in row]
-        plain = [self._gittins(c) for c in range(CLASSES)]
-        self._index = plain + ([self._gittins(c) for c in range(CLASSES, 2 * CLASSES)] if self._has_retained else plain)
+        """Continue to update the index if enough was recorded. At most a few milliseconds."""
+        if not self._left:
+            if self._seen - self._renewed < max(_RENEW_AFTER, len(self._waiting) // _RENEW_PART):
+                return
+            self._renewed = self._seen
+            if self._seen - self._halved >= _HALVE_AFTER:
+                self._halved = self._seen
+                self._fade()
+            self._left = list(self._waiting.values())
+            self._still = _zeros()
+        grain, clock, still = self._grain, self.clock, self._still
+        for uses, since in self._left[-_SLICE:]:
+            still[uses][_bucket((clock - since) // grain)] += 1
+        del self._left[-_SLICE:]
+        if not self._left:
+            plain = self._fit(self._still, CLASSES)
+            retained = self._fit(self._still, 2 * CLASSES)[CLASSES:] if self._has_retained else plain
+            self._index = plain + retained
 
-    def _gittins(self, uses: int) -> list[float]:
-        """The index by age bucket. The assumption: reuse falls off as 1/age and is likelier for what was used often."""
-        hope = _PRIOR * (uses % CLASSES + 1) / (uses % CLASSES + 3)
-        again = [n + hope / _BUCKETS for n in self._again[uses]]
-        never = list(self._never[uses])
-        never[-1] += _PRIOR - hope
-        alive = [0.0] * (_BUCKETS + 1)  # of all observations: still waiting when the bucket begins
-        for b in reversed(range(_BUCKETS)):
-            alive[b] = alive[b + 1] + again[b] + never[b]
-        cost = [(alive[b] + alive[b + 1]) / 2 * _WIDTHS[b] for b in range(_BUCKETS)]
-        index = []
-        for age in range(_BUCKETS):
-            best = hits = waited = 0.0
-            for b in range(age, _BUCKETS):
-                hits += again[b]
-                waited += cost[b]
-                if hits > best * waited:
-                    best = hits / waited
-            index.append(best)
-        return index
+    def _fit(self, still: list[list[float]], classes: int) -> list[list[float]]:
+        """The index by class and age bucket. A class of which little is known is taken to be as all are together."""
+        ended = [[n + w for n, w in zip(*rows, strict=True)] for rows in zip(self._never, still, strict=True)]
+        used = [sum(row[b] for row in self._again) for b in range(_BUCKETS)]
+        exposed = _exposures(used, [sum(row[b] for row in ended) for b in range(_BUCKETS)])
+        common = [
+            (n + _FIRST_HAZARD * _FIRST_PRIOR) / (at_risk + _FIRST_PRIOR)
+            for n, at_risk in zip(used, exposed, strict=True)
+        ]
+        found = []
+        for again, never in list(zip(self._again, ended, strict=True))[:classes]:
+            at_risk = _exposures(again, never)
+            found.append(_gittins([(again[b] + common[b] * _PRIOR) / (at_risk[b] + _PRIOR) for b in range(_BUCKETS)]))
+        return found
+
+
+def _exposures(used: list[float], ended: list[float]) -> list[float]:
+    """How many blocks passed through each bucket; those whose wait was no longer seen count for half of their last."""
+    alive = 0.0
+    found = [0.0] * _BUCKETS
+    for b in reversed(range(_BUCKETS)):
+        alive += used[b] + ended[b]
+        found[b] = alive - ended[b] / 2
+    return found
+
+
+def _gittins(hazards: list[float]) -> list[float]:
+    """The index by age bucket, of the chance of a use in each bucket of a block that waited until then."""
+    alive = [1.0] * (_BUCKETS + 1)
+    for b in range(_BUCKETS):
+        alive[b + 1] = alive[b] * (1 - hazards[b])
+    hit = [alive[b] - alive[b + 1] for b in range(_BUCKETS)]
+    cost = [(alive[b] + alive[b + 1]) / 2 * _WIDTHS[b] for b in range(_BUCKETS)]
+    index = []
+    for age in range(_BUCKETS):
+        best = hits = waited = 0.0
+        for b in range(age, _BUCKETS):
+            hits += hit[b]
+            waited += cost[b]
+            if hits > best * waited:
+                best = hits / waited
+        index.append(best)
+    return index
