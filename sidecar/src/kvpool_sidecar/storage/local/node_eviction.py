@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
 import time
@@ -175,6 +176,7 @@ class NodeEviction:
         """Order the blocks by their last uses, once after the scan."""
         with self._rebuilding:
             self._rebuild_policy()
+        gc.freeze()  # else each full collection stops all threads while it walks the whole table
 
     def _rebuild_policy(self) -> None:
         """Replace the policy by one with the same blocks in the order of their last uses, as after a restart.
@@ -233,4 +235,5 @@ class NodeEviction:
             return entry
         if (header := drive.header_of(block_key)) is None:
             return entry
-        return entry._replace(tenant=header.tenant_tag, created=min(header.created_ms / 1000, entry.persisted_at))
+        tenant = self.table.shared(header.tenant_tag)
+        return entry._replace(tenant=tenant, created=min(header.created_ms / 1000, entry.persisted_at))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from kvpool_sidecar import eviction as evict
 from kvpool_sidecar.blocks.events import BlocksEvicted, BlocksRemoved, DriveIncident
@@ -28,6 +28,9 @@ __all__ = ["NodeTable", "PendingCopies", "TableDrive"]
 
 
 _BATCH = 256
+_MAX_SHARED = 4096
+
+T = TypeVar("T", int, bytes)
 
 
 class PendingCopies(Protocol):
@@ -90,6 +93,7 @@ class NodeTable:
         self.pending_copies: PendingCopies | None = None
         self.drives: list[TableDrive] = []
         self._clock = clock
+        self._values: dict[int | bytes, int | bytes] = {}
         self._started_at, self._started = time.time(), time.monotonic()
 
     def now(self) -> float:
@@ -97,6 +101,12 @@ class NodeTable:
         if self._clock is not None:
             return self._clock()
         return self._started_at + time.monotonic() - self._started
+
+    def shared(self, value: T) -> T:
+        """Return one object for equal values: few sizes and tenants recur in millions of entries."""
+        if len(self._values) >= _MAX_SHARED:
+            self._values.clear()
+        return cast("T", self._values.setdefault(value, value))
 
     def join(self, drive: TableDrive) -> int:
         """Add a drive; return its number, which `Entry.drive` holds."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from kvpool.protocol.block import HEADER_BYTES
 from kvpool_sidecar.blocks.events import BlockReplicated, BlockStored, BlockUnreplicated, DriveIncident
-from kvpool_sidecar.storage.local.state import entry_of
 from kvpool_sidecar.storage.scan import remove_orphan, scan
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class Scanner:
             known = self._state.policy.get(block_key)
             is_new = known is None
             if is_new:
-                self._state.policy.add(block_key, entry_of(info, self._state.number, header))
+                self._state.policy.add(block_key, self._state.entry_of(info, header))
         if known is not None and known.drive != self._state.number:  # placed again while this drive was away
             self._state.unlink(block_key)
             self._state.events.emit(DriveIncident("junk", 1))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.storage.local.node_table import NodeTable
     from kvpool_sidecar.tenancy import limits as quota
 
-__all__ = ["DriveSettings", "DriveState", "entry_of"]
+__all__ = ["DriveSettings", "DriveState"]
 
 log = logging.getLogger(__name__)
 
@@ -174,17 +174,19 @@ class DriveState:
         finally:
             os.close(fd)
 
+    def entry_of(self, info: os.stat_result, header: BlockHeader | None = None) -> Entry:
+        """Return the table entry of a block's file."""
+        size = self.table.shared(max(info.st_blocks * 512, _PAGE))
+        payload_len = self.table.shared(info.st_size - HEADER_BYTES)
+        uses = decode_uses(info.st_mtime_ns)
+        if header is None:
+            return Entry(size, payload_len, info.st_mtime, uses, drive=self.number)
+        tenant = self.table.shared(header.tenant_tag)
+        created = min(header.created_ms / 1000, info.st_mtime)
+        return Entry(size, payload_len, info.st_mtime, uses, tenant, created, self.number)
+
     def prune_quarantine(self) -> None:
         """Keep the newest few quarantined blocks and count their bytes."""
         kept = prune(self.directory.quarantined, _KEPT_IN_QUARANTINE)
         with self.lock:
             self.quarantine_bytes = kept
-
-
-def entry_of(info: os.stat_result, drive: int, header: BlockHeader | None = None) -> Entry:
-    """Return the table entry of a block's file on the drive with this number."""
-    tenant = header.tenant_tag if header is not None else b""
-    size = max(info.st_blocks * 512, _PAGE)
-    created = min(header.created_ms / 1000, info.st_mtime) if header is not None else 0.0
-    uses = decode_uses(info.st_mtime_ns)
-    return Entry(size, info.st_size - HEADER_BYTES, info.st_mtime, uses, tenant, created, drive)

@@ -14,7 +14,6 @@ from kvpool_sidecar.blocks.events import BlockStored
 from kvpool_sidecar.storage import layout as names
 from kvpool_sidecar.storage.base import TransactionTarget, WriteTransaction
 from kvpool_sidecar.storage.local.endurance import DriveEndurance
-from kvpool_sidecar.storage.local.state import entry_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,7 +133,7 @@ class BlockWriter(TransactionTarget):
                 self._state.record_error(e)
                 raise
             info = os.fstat(pending.reader)
-        if not self._add(pending.block_key, entry_of(info, self._state.number, header)):
+        if not self._add(pending.block_key, self._state.entry_of(info, header)):
             self._state.unlink(pending.block_key)
             return False
         self._state.events.emit(BlockStored(pending.block_key, header))
