@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvpool_cli.commands import up
 from kvpool_cli.errors import INTERRUPTED, PIPE_CLOSED, CliError
 from kvpool_cli.output import Style
 from kvpool_cli.parser import build_parser
@@ -19,7 +21,10 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status of the process."""
-    args = build_parser(program()).parse_args(sys.argv[1:] if argv is None else argv)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == [up.NAME] and importlib.util.find_spec("kvpool_sidecar") is not None:
+        return up.run_sidecar(arguments[1:])  # its arguments are the sidecar's to parse
+    args = build_parser(program()).parse_args(arguments)
     try:
         status = int(args.command.run(args))
         sys.stdout.flush()

@@ -18,6 +18,7 @@ from kvpool_cli.commands import (
     savings,
     status,
     top,
+    up,
     verify,
     version,
     warm,
@@ -41,5 +42,5 @@ class Command(Protocol):
 COMMANDS: tuple[Command, ...] = (
     *(status, doctor, analyze, why, fingerprints, top, peers),
     *(preflight, drain, purge, warm, verify),
-    *(plan, savings, report, completion, version),
+    *(plan, savings, up, report, completion, version),
 )

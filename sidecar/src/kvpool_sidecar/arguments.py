@@ -18,14 +18,9 @@ Node agent of a KVPool: stores KV cache blocks on this node's drives, and serves
 and to the sidecars of other nodes."""
 
 _EPILOG = """\
-On Kubernetes, the operator starts every command. To try a sidecar on one machine without Kubernetes:
+On Kubernetes, the operator starts every command. Without Kubernetes, `up` starts a pool on one machine or several:
 
-  kvpool-sidecar index-server --dir /tmp/index &
-  kvpool-sidecar serve --config pool.json --secret-dir secret --node a --address 127.0.0.1 \\
-      --socket /tmp/a.sock=default &
-
-Then connect an engine with KVPOOL_CLIENT_CONFIG='{"socket": "/tmp/a.sock"}'. `secret` is a directory that holds the
-file `pool-secret` (at least 16 random bytes) and, for an index with a password, `index-password`.
+  kvpool-sidecar up --path /mnt/nvme/kv --capacity 100Gi
 
 A flag overrides its environment variable. Exit codes: 0 success, 1 failure at run time, 2 wrong usage or
 configuration. Run `kvpool-sidecar COMMAND --help` for the flags of a command."""
@@ -68,6 +63,16 @@ def parser() -> argparse.ArgumentParser:
             name, help=help_text, description=description, epilog=f"Example:\n  {example}", formatter_class=raw
         )
 
+    _up(
+        command(
+            "up",
+            "run a pool without Kubernetes: the index and a sidecar, until Ctrl-C",
+            "Run the index server and a sidecar on this machine, print the command lines of the engines, and show the\n"
+            "hits. Several machines are one pool if the others join the first; between them the index's traffic is\n"
+            "authenticated and not encrypted, so use a private network. Blocks stay on the drive after the end.",
+            "kvpool-sidecar up --path /mnt/nvme/kv --capacity 100Gi",
+        )
+    )
     _serve(
         command(
             "serve",
@@ -133,6 +138,29 @@ def parser() -> argparse.ArgumentParser:
         )
     )
     return top
+
+
+def _up(p: argparse.ArgumentParser) -> None:
+    _node(p)
+    p.add_argument("--path", required=True, help="directory on the drive that keeps the blocks; it is created")
+    p.add_argument("--capacity", default="64Gi", metavar="SIZE", help="size of the blocks at most (default 64Gi)")
+    p.add_argument(
+        "--address",
+        default="127.0.0.1",
+        help="numeric address of this machine that other machines reach (default 127.0.0.1: this machine alone)",
+    )
+    p.add_argument(
+        "--port", type=int, default=7420, help="first of three TCP ports: index, peers, /status (default 7420)"
+    )
+    p.add_argument("--join", default="", metavar="HOST:PORT", help="use the index of the first machine")
+    p.add_argument("--secret-file", default="", metavar="FILE", help="the first machine's pool-secret, for --join")
+    p.add_argument(
+        "--engine-memory",
+        default="8Gi",
+        metavar="SIZE",
+        help="host memory of vLLM's tier in the printed command line (default 8Gi)",
+    )
+    p.add_argument("--delete", action="store_true", help="at the end, delete the blocks and the pool's secret")
 
 
 def _serve(p: argparse.ArgumentParser) -> None:

@@ -5,6 +5,8 @@ Exit codes: 0 success, 1 failure at run time, 2 wrong usage or configuration (th
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
 import os
 import sys
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-__all__ = ["main"]
+__all__ = ["kvpool", "main"]
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -117,6 +119,25 @@ def _install_client(args: argparse.Namespace) -> int:
     return 0
 
 
+def _up(args: argparse.Namespace) -> int:
+    from kvpool_sidecar.commands.up import UpOptions, up
+
+    up(
+        UpOptions(
+            path=args.path,
+            capacity=args.capacity,
+            node=args.node,
+            address=args.address,
+            first_port=args.port,
+            join=args.join,
+            secret_file=args.secret_file,
+            host_memory=args.engine_memory,
+            delete=args.delete,
+        )
+    )
+    return 0
+
+
 def _wipe(args: argparse.Namespace) -> int:
     from kvpool_sidecar.commands.wipe import wipe
     from kvpool_sidecar.settings import read_config
@@ -158,6 +179,7 @@ def _preflight(args: argparse.Namespace) -> int:
 
 
 _COMMANDS = {
+    "up": _up,
     "serve": _serve,
     "agent": _agent,
     "init-node": _init_node,
@@ -186,3 +208,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def kvpool() -> int:
+    """`kvpool`: the command `up`; every other one belongs to the distribution kvpool-cli, if that is installed."""
+    argv = sys.argv[1:]
+    if argv[:1] != ["up"] and importlib.util.find_spec("kvpool_cli") is not None:
+        code: int = importlib.import_module("kvpool_cli.main").main()
+        return code
+    if argv[:1] != ["up"]:
+        print("kvpool: here is only `kvpool up`; install kvpool-cli for the other commands", file=sys.stderr)
+        return 0 if argv[:1] in (["-h"], ["--help"]) else 2
+    return main(argv)
