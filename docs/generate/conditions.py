@@ -15,6 +15,7 @@ from kvpool_operator.api.condition_types import (
     POOL_CONDITIONS,
     TENANT_CONDITIONS,
 )
+from kvpool_operator.api.findings.codes import Code
 from kvpool_operator.api.reasons import REASONS, EventReason, Reason
 
 PAGE = Path(__file__).resolve().parents[1] / "reference" / "conditions.md"
@@ -38,6 +39,9 @@ kubectl describe kvp chat
 """
 
 
+_HEAD = ("Reason", "Meaning", "Action", "Findings")
+
+
 def page() -> str:
     """The page."""
     parts = [HEAD]
@@ -47,7 +51,7 @@ def page() -> str:
     parts += [
         "## Events\n",
         "Events about a pool are emitted in its namespace, Events about a pod in the namespace of the pod.\n",
-        _table(("Reason", "Meaning", "Action"), [_row(reason) for reason in EventReason]),
+        _table(_HEAD, [_row(reason) for reason in EventReason]),
     ]
     return "\n".join(parts)
 
@@ -57,11 +61,13 @@ def _conditions(kind: str) -> list[tuple[str, ...]]:
 
 
 def _reasons(heading: str, reasons: tuple[Reason, ...]) -> str:
-    return f"### {heading}\n\n" + _table(("Reason", "Meaning", "Action"), [_row(reason) for reason in reasons])
+    return f"### {heading}\n\n" + _table(_HEAD, [_row(reason) for reason in reasons])
 
 
-def _row(reason: Reason | EventReason) -> tuple[str, str, str]:
-    return f"`{reason.value}`", reason.meaning, reason.action or "None."
+def _row(reason: Reason | EventReason) -> tuple[str, ...]:
+    codes = [code for code in Code if any(reason is one for one in (*code.reasons, *code.events))]
+    links = ", ".join(f"[{code.value}](findings.md#{code.value.lower()})" for code in codes)
+    return f"`{reason.value}`", reason.meaning, reason.action or "None.", links
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
