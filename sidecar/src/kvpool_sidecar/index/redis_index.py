@@ -123,16 +123,23 @@ class RedisIndex(Index):
     def renew(self, number: int, info: NodeInfo) -> str | None:
         self._topology.rotate_password()
         lease, name, seen = lease_name(number), f"N:{info.node}", b"s:%d" % number
-        value, known, count, is_extended, _, is_seen = self._topology.execute(
-            [
-                (b"GET", lease),
-                (b"GET", name),
-                (b"GET", b"nodes"),
-                (b"PEXPIRE", lease, self._lease_ms),  # of another node: it lasts a little longer
-                (b"PEXPIRE", name, _NAME_TTL_MS),
-                (b"PEXPIRE", seen, self._forget_ms),
-            ]
-        )
+        commands: list[Command] = [
+            (b"GET", lease),
+            (b"GET", name),
+            (b"GET", b"nodes"),
+            (b"PEXPIRE", lease, self._lease_ms),  # of another node: it lasts a little longer
+            (b"PEXPIRE", name, _NAME_TTL_MS),
+            (b"PEXPIRE", seen, self._forget_ms),
+        ]
+        servers = self._topology.servers()
+        others = [(b"GET", f"epoch{tag}") for _, tag in servers] + [(b"GET", key) for key in self._roster.names()]
+        replies = self._topology.execute([*commands, *others], partly=True)
+        broken = next((r for r in replies[: len(commands)] if isinstance(r, ConnectionFailure)), None)
+        if broken is not None:
+            raise RetryableError(broken.reason)
+        value, known, count, is_extended, _, is_seen = replies[: len(commands)]
+        epochs = replies[len(commands) : len(commands) + len(servers)]
+        self._roster.note(replies[len(commands) + len(servers) :])
         behind = number - 1 - (int(count) if count is not None and count.isdigit() else 0)
         if behind > 0:  # the index was emptied: the counter must cover this number again
             self._topology.execute([(b"INCRBY", b"nodes", behind)])
@@ -147,17 +154,15 @@ class RedisIndex(Index):
             self._topology.execute([(b"SET", name, number, b"PX", _NAME_TTL_MS)])
         if not is_seen:
             self._topology.execute([(b"SET", seen, b"", b"PX", self._forget_ms)])
-        epoch = self._epoch()
+        epoch = self._epoch(servers, epochs)
         if epoch != self._latest_epoch:
             self._latest_epoch = epoch
             self._roster.disturb()
         return epoch
 
-    def _epoch(self) -> str:
+    def _epoch(self, servers: Sequence[tuple[RedisServer, str]], values: Sequence[Reply]) -> str:
         """Of all servers; one that is away counts as it was, until it is back."""
-        servers = self._topology.servers()
         names = [f"epoch{tag}" for _, tag in servers]
-        values = self._topology.execute([(b"GET", name) for name in names], partly=True)
         missing = [name for name, value in zip(names, values, strict=True) if value is None]
         if missing:
             self._topology.execute([(b"SET", name, secrets.token_hex(8), b"NX") for name in missing])

@@ -34,8 +34,8 @@ __all__ = ["RedisRoster", "lease_name"]
 _VERSION: Final = b"n:version"
 _CHANGE_MS: Final = 600_000
 _REPORT_MS: Final = 5000
-_MEMBER_PROBES: Final = 6
-_OTHER_PROBES: Final = 4
+_MEMBER_PROBES: Final = 4
+_OTHER_PROBES: Final = 2
 _MAX_READ: Final = 256  # changes of one heartbeat
 _MAX_BEHIND: Final = 1024
 _MAX_TRIES: Final = 3
@@ -75,6 +75,8 @@ class RedisRoster:
         self._last = 0  # the highest number
         self._quiet_until = 0.0
         self._cursor = int(jitter() * MAX_NODE)
+        self._probes: list[int] = []
+        self._replies: list[Reply] | None = None
 
     def publish(self, numbers: Collection[int]) -> None:
         """Count and name changed nodes. Best effort: probes find what is lost."""
@@ -98,10 +100,21 @@ class RedisRoster:
         (count,) = self._topology.execute([(b"GET", b"nodes")])
         return self._read(range(1, _last_number(count) + 1))
 
+    def names(self) -> list[bytes]:
+        """Return the keys that the next refresh needs, for a caller that reads others at the same time."""
+        self._probes = self._next_probes()
+        return [_VERSION, b"nodes", *map(lease_name, self._probes)]
+
+    def note(self, replies: list[Reply]) -> None:
+        """Record the values of `names`, or ConnectionFailure, for the next refresh."""
+        self._replies = replies
+
     def refresh(self) -> RosterChange:
         """Return the nodes that changed since the last call. RetryableError if no server answers."""
-        probes = self._next_probes()
-        version, count, *leases = self._get([_VERSION, b"nodes", *map(lease_name, probes)])
+        if self._replies is None:
+            self._replies = self._get(self.names())
+        (version, count, *leases), probes = self._replies, self._probes
+        self._replies = None
         if not isinstance(count, ConnectionFailure):
             self._last = _last_number(count)
         if not isinstance(version, ConnectionFailure):
