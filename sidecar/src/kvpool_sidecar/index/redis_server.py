@@ -139,7 +139,7 @@ def server_version(binary: str) -> ServerVersion:
 def client_limits(version: ServerVersion, max_memory: int) -> dict[str, tuple[str, ...]]:
     """Limits of what connections cost, so that none needs more than the pod has beyond `max_memory` bytes of entries.
 
-    Connections grow with the memory, because larger pools have more nodes; a sidecar opens 5.
+    Connections grow with the memory, because larger pools have more nodes; a sidecar opens 6 or 7.
     """
     clients = min(_CLIENT_BASE + max_memory // _CLIENT_SHARE, _MAX_CLIENTS)
     limits: dict[str, tuple[str, ...]] = {
