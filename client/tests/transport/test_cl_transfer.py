@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cl_fake_sidecar import block_id_of
+from cl_transfer import EXPECT, IDENT, KEY, answer, header_of, load_of, send, soon
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,28 +25,6 @@ from kvpool_testing.interpreter_lock import lets_others_run
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-EXPECT = pending.Expectation(b"f" * 32, b"t" * 16, verify=True)
-KEY, IDENT = block_id_of("key"), block_id_of("block_id")
-
-
-def header_of(payload: bytes, **changes: Any) -> bytes:
-    fields = {
-        "block_key": KEY, "block_id": IDENT, "fingerprint": EXPECT.fingerprint, "tenant_tag": EXPECT.tenant_tag,
-        "payload_len": len(payload), "payload_sum": block.checksum(payload), "created_ms": 7,
-    }  # fmt: skip
-    return block.encode_header(block.BlockHeader(**{**fields, **changes}))
-
-
-def load_of(view: memoryview, path: Path | None = None) -> pending.PendingRead:
-    load = pending.PendingRead(0, IDENT, KEY, wire.Tier.LOCAL, view)
-    if path is not None:
-        load.descriptor = os.open(path, os.O_RDONLY)
-    return load
-
-
-def soon(seconds: float = 5.0) -> pending.Batch:
-    return pending.Batch(time.monotonic() + seconds)
 
 
 def cold(*args: Any) -> int:
@@ -331,21 +309,6 @@ def pair() -> Any:
     theirs.close()
 
 
-def answer(payload: bytes, status: int = peer_wire.PeerStatus.OK, size: int | None = None, **changes: Any) -> bytes:
-    data = header_of(payload, **changes) + payload
-    return peer_wire.PEER_RESPONSE.pack(wire.MAGIC, status, 0, 0, len(data) if size is None else size) + data
-
-
-def send(to: socket.socket, *parts: bytes) -> threading.Thread:
-    def run() -> None:
-        for part in parts:
-            to.sendall(part)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    return thread
-
-
 @pytest.mark.parametrize("blocking", [True, False])
 def test_streams_bring_blocks_in_order(pair: Any, blocking: bool) -> None:
     ours, theirs = pair
@@ -357,13 +320,13 @@ def test_streams_bring_blocks_in_order(pair: Any, blocking: bool) -> None:
     thread = send(theirs, data[:100], data[100:], miss, bad, answer(b"last"))
     for payload in payloads:
         buffer = bytearray(len(payload))
-        transfer.read_stream(load_of(memoryview(buffer)), ours, soon(), EXPECT)
+        transfer.PeerStream(ours, soon(), EXPECT).read(load_of(memoryview(buffer)), is_last=True)
         assert buffer == payload
     with pytest.raises(pending.PeerMissError):
-        transfer.read_stream(load_of(memoryview(bytearray(5))), ours, soon(), EXPECT)
+        transfer.PeerStream(ours, soon(), EXPECT).read(load_of(memoryview(bytearray(5))), is_last=True)
     with pytest.raises(CorruptBlockError):
-        transfer.read_stream(load_of(memoryview(bytearray(100))), ours, soon(), EXPECT)
-    transfer.read_stream(load_of(memoryview(bytearray(4))), ours, soon(), EXPECT)  # still in order
+        transfer.PeerStream(ours, soon(), EXPECT).read(load_of(memoryview(bytearray(100))), is_last=True)
+    transfer.PeerStream(ours, soon(), EXPECT).read(load_of(memoryview(bytearray(4))), is_last=True)  # still in order
     thread.join(5)
 
 
@@ -381,7 +344,7 @@ def test_garbage_on_a_stream(pair: Any, data: bytes) -> None:
     ours, theirs = pair
     theirs.sendall(data)
     with pytest.raises(ProtocolError):
-        transfer.read_stream(load_of(memoryview(bytearray(100))), ours, soon(), EXPECT)
+        transfer.PeerStream(ours, soon(), EXPECT).read(load_of(memoryview(bytearray(100))), is_last=True)
 
 
 @pytest.mark.parametrize("size", [0, 5, 16, 200, 4112, 4200])
@@ -390,7 +353,7 @@ def test_a_stream_that_ends_early(pair: Any, size: int) -> None:
     theirs.sendall(answer(bytes(1000))[:size])
     theirs.shutdown(socket.SHUT_WR)
     with pytest.raises(PoolUnavailableError):
-        transfer.read_stream(load_of(memoryview(bytearray(1000))), ours, soon(), EXPECT)
+        transfer.PeerStream(ours, soon(), EXPECT).read(load_of(memoryview(bytearray(1000))), is_last=True)
 
 
 @pytest.mark.parametrize("blocking", [True, False])
@@ -400,7 +363,7 @@ def test_a_stream_that_stalls_ends_at_the_deadline(pair: Any, blocking: bool) ->
     theirs.sendall(answer(bytes(1000))[:4500])
     began = time.monotonic()
     with pytest.raises(DeadlineExceededError):
-        transfer.read_stream(load_of(memoryview(bytearray(1000))), ours, soon(0.2), EXPECT)
+        transfer.PeerStream(ours, soon(0.2), EXPECT).read(load_of(memoryview(bytearray(1000))), is_last=True)
     assert 0.15 < time.monotonic() - began < 1.0
 
 

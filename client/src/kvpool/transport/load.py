@@ -181,9 +181,11 @@ class LoadBatch:
     def _read_stream(
         self, connection: Connection, expect: pending.Expectation, blocks: list[pending.PendingRead]
     ) -> None:
-        def read(load: pending.PendingRead, batch: pending.Batch, expect: pending.Expectation, _: bool) -> bool:
+        stream = transfer.PeerStream(connection.streams[blocks[0].stream], self.batch, expect)
+
+        def read(load: pending.PendingRead, *_: object) -> bool:
             try:
-                transfer.read_stream(load, connection.streams[load.stream], batch, expect)
+                stream.read(load, is_last=load is blocks[-1])
             except (CorruptBlockError, pending.PeerMissError):
                 raise  # a complete response: the next block on this stream can still be read
             except BaseException:

@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import math
 import mmap
 import os
 import select
@@ -35,10 +36,11 @@ if TYPE_CHECKING:
 
     from kvpool.transport.pending import Batch, Expectation, PendingRead, PendingWrite
 
-__all__ = ["PIECE_BYTES", "read_file", "read_stream", "write_file"]
+__all__ = ["PIECE_BYTES", "PeerStream", "read_file", "write_file"]
 
 PIECE_BYTES = 4 << 20  # per read from the page cache or a peer, each of which waits for the GIL twice
 _BOUNCE_BYTES = 4 << 20  # per read from a drive
+_SLACK_S = 0.002  # of a stream's timeout
 _FILL_BYTES = PIECE_BYTES  # of a file that is brought into the page cache before they are read
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
@@ -205,51 +207,79 @@ def _bounce() -> memoryview:
     return view
 
 
-def read_stream(load: PendingRead, stream: socket.socket, batch: Batch, expect: Expectation) -> None:
-    """Read the next answer on a peer stream: PEER_RESPONSE, header, payload; verify it.
+class PeerStream:
+    """The answers of one batch on one peer stream, in order. Belongs to one thread.
 
-    CorruptBlockError and PeerMissError leave the stream usable for the next block. After any other error
-    (ProtocolError, DeadlineExceededError, PoolUnavailableError, OSError) it must be closed.
+    A call of the kernel fetches a block and the response in front of the next one. The stream's timeout is renewed
+    only after `_SLACK_S`, and is shorter by as much: no call lasts beyond the batch's deadline.
     """
-    response = bytearray(peer_wire.PEER_RESPONSE.size)
-    _receive(stream, [memoryview(response)], load, batch)
-    magic, status, _, _, size = peer_wire.PEER_RESPONSE.unpack(response)
-    if magic != wire.MAGIC:
-        raise ProtocolError("not a peer's response")
-    if status == peer_wire.PeerStatus.MISS and size == 0:
-        raise PeerMissError("the peer no longer has it", block_key=load.block_key.hex())
-    if status != peer_wire.PeerStatus.OK or size != block.HEADER_BYTES + len(load.view):
-        raise ProtocolError(f"a peer's response with status {status} and {size} bytes")
-    load.sum = block.running_checksum() if expect.verify else None
-    while load.offset < size:
-        views = _window(load, PIECE_BYTES + block.HEADER_BYTES)
-        _receive(stream, views, load, batch)
-        _advance(load, sum(map(len, views)))
-    _verify(load, expect)
 
+    def __init__(self, stream: socket.socket, batch: Batch, expect: Expectation) -> None:
+        self._stream = stream
+        self._batch = batch
+        self._expect = expect
+        self._response = memoryview(bytearray(peer_wire.PEER_RESPONSE.size))
+        self._have = 0  # bytes of the next response
+        self._armed = math.inf  # seconds that were left when the timeout was set
 
-def _receive(stream: socket.socket, views: list[memoryview], load: PendingRead, batch: Batch) -> None:
-    """Fill `views` exactly, before the batch's deadline."""
-    while views:
-        remaining = batch.deadline - time.monotonic()
-        if remaining <= 0:
-            raise DeadlineExceededError("a peer's block missed the deadline")
-        with load.gate:
-            _refuse_if_over(batch)
-            # in the kernel for at most `remaining`: SO_RCVTIMEO bounds the whole of MSG_WAITALL
-            stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(remaining))
-            try:
-                count, _, _, _ = stream.recvmsg_into(views, 0, socket.MSG_WAITALL)
-            except BlockingIOError:
-                count = -1
-        if count == 0:
-            raise PoolUnavailableError("the peer closed its stream")
-        if count > 0:
-            views = _rest(views, count)
-        else:  # deadline reached, or the sidecar left the socket non-blocking
-            poller = select.poll()
-            poller.register(stream, select.POLLIN)
-            poller.poll(max(0.0, batch.deadline - time.monotonic()) * 1000)
+    def read(self, load: PendingRead, *, is_last: bool) -> None:
+        """Read the next answer: PEER_RESPONSE, header, payload; verify it. `is_last`: no further one was requested.
+
+        CorruptBlockError and PeerMissError leave the stream usable for the next block. After any other error
+        (ProtocolError, DeadlineExceededError, PoolUnavailableError, OSError) it must be closed.
+        """
+        if self._have < len(self._response):
+            self._receive([self._response[self._have :]], load)
+        self._have = 0
+        magic, status, _, _, size = peer_wire.PEER_RESPONSE.unpack(self._response)
+        if magic != wire.MAGIC:
+            raise ProtocolError("not a peer's response")
+        if status == peer_wire.PeerStatus.MISS and size == 0:
+            raise PeerMissError("the peer no longer has it", block_key=load.block_key.hex())
+        if status != peer_wire.PeerStatus.OK or size != block.HEADER_BYTES + len(load.view):
+            raise ProtocolError(f"a peer's response with status {status} and {size} bytes")
+        load.sum = block.running_checksum() if self._expect.verify else None
+        while load.offset < size:
+            views = _window(load, PIECE_BYTES + block.HEADER_BYTES)
+            count = sum(map(len, views))
+            if load.offset + count == size and not is_last:
+                views.append(self._response)
+                self._have = self._receive(views, load, count)
+            else:
+                self._receive(views, load)
+            _advance(load, count)
+        _verify(load, self._expect)
+
+    def _receive(self, views: list[memoryview], load: PendingRead, needed: int = 0) -> int:
+        """Fill `views`, or `needed` bytes of them, before the batch's deadline. Return the bytes beyond `needed`."""
+        needed = needed or sum(map(len, views))
+        while needed > 0:
+            remaining = self._batch.deadline - time.monotonic()
+            if remaining <= 0:
+                raise DeadlineExceededError("a peer's block missed the deadline")
+            with load.gate:
+                _refuse_if_over(self._batch)
+                self._set_timeout(remaining)
+                try:
+                    count, _, _, _ = self._stream.recvmsg_into(views, 0, socket.MSG_WAITALL)
+                except BlockingIOError:
+                    count = -1
+            if count == 0:
+                raise PoolUnavailableError("the peer closed its stream")
+            if count > 0:
+                views = _rest(views, count)
+                needed -= count
+            else:  # the timeout, or the sidecar left the socket non-blocking
+                poller = select.poll()
+                poller.register(self._stream, select.POLLIN)
+                poller.poll(max(0.0, self._batch.deadline - time.monotonic()) * 1000)
+        return -needed
+
+    def _set_timeout(self, remaining: float) -> None:
+        """Let the kernel end the next call by the deadline: SO_RCVTIMEO bounds the whole of MSG_WAITALL."""
+        if self._armed - remaining > _SLACK_S:
+            self._armed = remaining
+            self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(remaining - _SLACK_S))
 
 
 def _rest(views: list[memoryview], count: int) -> list[memoryview]:
