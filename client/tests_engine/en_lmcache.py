@@ -20,14 +20,19 @@ CHUNK = 64  # tokens
 
 
 def environment(home: Path, folders: list[Path], **env: str) -> dict[str, str]:
-    """As an injected pod has it: the client and its checksum come first on the path."""
+    """The client and its checksum come first on the path."""
     extra = home / "path"
     extra.mkdir(parents=True, exist_ok=True)
     if not (extra / "xxhash").exists():
         (extra / "xxhash").symlink_to(Path(xxhash.__file__).parent)
+    return plain_environment(home, [ROOT / "client/src", extra, *folders], **env)
+
+
+def plain_environment(home: Path, folders: list[Path], **env: str) -> dict[str, str]:
+    """With these folders on the path, and nothing of this process's own settings."""
     return {
         **{k: v for k, v in os.environ.items() if not k.startswith(("KVPOOL", "LMCACHE"))},
-        "PYTHONPATH": os.pathsep.join(map(str, [ROOT / "client/src", extra, *folders])),
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
         "PYTHONHASHSEED": "0",
         "PYTHONWARNINGS": "ignore",
         "LMCACHE_TRACK_USAGE": "false",
@@ -52,9 +57,11 @@ def connector(port: int) -> str:
 
 
 class Server:
-    """`lmcache server`, with the pool as its L2."""
+    """`lmcache server`, with the pool as its L2. `client`: of an injected pod, which gives the server the pool."""
 
-    def __init__(self, home: Path, python: str, folders: list[Path], params: dict[str, Any]) -> None:
+    def __init__(
+        self, home: Path, python: str, folders: list[Path], params: dict[str, Any], client: Path | None = None
+    ) -> None:
         self.port, self.http = free_port(), free_port()
         self.log = home / "server.log"
         adapter = {
@@ -64,13 +71,17 @@ class Server:
             "shared": True,
             "adapter_params": params,
         }
-        env = environment(home, folders)
+        if client is None:
+            env, flags = environment(home, folders), ["--l2-adapter", json.dumps(adapter)]
+        else:
+            settings = {"KVPOOL_LMCACHE_L2": "{}", "KVPOOL_CLIENT_CONFIG": json.dumps(params)}
+            env, flags = plain_environment(home, [client, *folders], **settings), []
         command = [
             *(python, "-m", "lmcache.cli.main", "server", "--host", "127.0.0.1", "--port", str(self.port)),
             *("--http-host", "127.0.0.1", "--http-port", str(self.http), "--chunk-size", str(CHUNK)),
             *("--l1-size-gb", "0.25", "--no-l1-use-lazy", "--supported-transfer-mode", "auto"),
             *("--shm-name", f"kvpool_test_{secrets.token_hex(4)}", "--eviction-policy", "LRU"),
-            *("--disable-observability", "--l2-adapter", json.dumps(adapter)),
+            *("--disable-observability", *flags),
         ]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log, preexec_fn=end_with_parent)

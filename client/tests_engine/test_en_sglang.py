@@ -7,11 +7,10 @@ key, so each process knows what it must get.
 from __future__ import annotations
 
 import hashlib
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cl_nodes import Cluster
+from cl_nodes import Cluster, until
 from en_sglang import PAGE, SGLang
 
 from kvpool.protocol import block
@@ -36,15 +35,6 @@ def chain(tokens: list[int], extra: str | None, salt: str | None) -> list[str]:
         before = hashlib.sha256(before + page).digest()
         names.append(before.hex())
     return names
-
-
-def until(condition: Any, seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.fixture(scope="module")

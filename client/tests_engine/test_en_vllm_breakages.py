@@ -7,14 +7,13 @@ come later meet a whole engine.
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import xxhash
-from en_engine import CPU_SPEC, ROOT, Engine, connector
+from en_client import client_copy
+from en_engine import CPU_SPEC, Engine, connector
 from test_en_vllm import PATIENT, prompt, stored, until
 
 if TYPE_CHECKING:
@@ -43,22 +42,6 @@ del KVConnectorFactory._registry["OffloadingConnector"]
 """
 
 
-def client_copy(folder: Path, *, without: str = "", **texts: str) -> Path:
-    """The client as a pod gets it: its packages and the plug-in's entry point. `texts` are added to modules."""
-    shutil.copytree(ROOT / "client/src/kvpool", folder / "kvpool", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "xxhash").symlink_to(Path(xxhash.__file__).parent)
-    info = folder / "kvpool-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvpool\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text("[vllm.general_plugins]\nkvpool = kvpool.engines.vllm_plugin:register\n")
-    if without:
-        (folder / "kvpool" / without).unlink()
-    for name, text in texts.items():
-        path = folder / "kvpool" / "engines" / f"{name.replace('__', '/')}.py"
-        path.write_text(text if text.startswith("(") else path.read_text() + text)
-    return folder
-
-
 class Configurations:
     """`plugin_process.py`."""
 
@@ -85,8 +68,10 @@ class Configurations:
 
     def close(self) -> None:
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(60)
+        self._process.stdout.close()
         self._log.close()
 
 
