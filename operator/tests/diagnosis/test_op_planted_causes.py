@@ -80,12 +80,24 @@ def test_a_sidecar_that_is_ready_and_silent_is_named_by_its_node():
     assert ("KVP0401", "Node node-1") in found(world)
 
 
-def test_a_rejection_that_is_over_is_not_a_finding():
+@pytest.mark.parametrize(
+    ("kind", "before", "after"),
+    [
+        ("ReplicaSet", {"replicas": 0}, {"replicas": 1}),
+        ("DaemonSet", {"desiredNumberScheduled": 2, "currentNumberScheduled": 1}, {"desiredNumberScheduled": 0}),
+        ("Job", {}, {"active": 1}),
+    ],
+)
+def test_a_rejection_that_is_over_is_not_a_finding(kind: str, before: dict[str, int], after: dict[str, int]):
     world = World()
     limit_range(world)
-    workload = {**world.cluster.workloads[0], "status": {"replicas": 1}}
-    world.cluster = replace(world.cluster, workloads=(workload,))
-    assert not found(world)
+    event = world.cluster.events[0]
+    about = {**event["involvedObject"], "kind": kind}
+    for status, expected in ((before, 1), (after, 0)):
+        workload = {**world.cluster.workloads[0], "kind": kind, "status": status}
+        events = ({**event, "involvedObject": about},)
+        world.cluster = replace(world.cluster, workloads=(workload,), events=events)
+        assert len(found(world)) == expected
 
 
 def test_a_small_share_of_misses_is_information():

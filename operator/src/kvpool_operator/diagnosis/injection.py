@@ -160,6 +160,10 @@ def _opts_in(workload: dict[str, Any]) -> bool:
 def _is_complete(workload: dict[str, Any]) -> bool:
     """Whether it has its pods: then the rejection is over."""
     spec, status = workload.get("spec") or {}, workload.get("status") or {}
+    if workload.get("kind") == "DaemonSet":
+        return bool((status.get("currentNumberScheduled") or 0) >= (status.get("desiredNumberScheduled") or 0))
+    if workload.get("kind") == "Job":
+        return bool(status.get("active") or status.get("succeeded"))
     wanted = spec.get("replicas", 1)
     return bool(isinstance(wanted, int) and (status.get("replicas") or 0) >= wanted)
 
