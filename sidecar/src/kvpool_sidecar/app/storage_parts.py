@@ -20,6 +20,7 @@ from kvpool_sidecar.events.feed import Locality
 from kvpool_sidecar.eviction.footprint import block_limit
 from kvpool_sidecar.peers.rdma.selection import detect_rdma
 from kvpool_sidecar.replication.write_back import WriteBack
+from kvpool_sidecar.serving.block_tables import MAX_BYTES
 from kvpool_sidecar.shared_gc.controller import create_controller
 from kvpool_sidecar.storage.landing.ledger import Share
 from kvpool_sidecar.storage.landing.zone import LandingZone
@@ -71,7 +72,7 @@ def build_storage(context: AppContext) -> StorageParts:
         read_paths=read_paths,
         events=context.events,
         read_headers=context.feed is not None,
-        max_blocks=block_limit(memory_limit(), config.cache.write_buffer_bytes + _pinned_bytes(config)),
+        max_blocks=block_limit(memory_limit(), config.cache.write_buffer_bytes + _pinned_bytes(config) + MAX_BYTES),
     )
     context.cleanup.callback(local.stop)
     landing = LandingZone(local, _landing_limit(config))

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvpool.errors import CorruptBlockError
 from kvpool.protocol import block_table as layout
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from kvpool_sidecar.blocks.events import BlockStored
     from kvpool_sidecar.storage.local.store import LocalStore
 
-__all__ = ["BlockTables"]
+__all__ = ["MAX_BYTES", "BlockTables"]
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,9 @@ _MAX_OF_TENANT = 8
 _RENEW_S = 0.25
 _COPY_PLACES = 1024  # in one turn of the lock
 _MAX_QUEUED = 64
+_MAX_EXAMINED = 1 << 16
+MAX_BYTES: Final = 45 << 20
+"""Upper bound of the memory of all tables and of the keys of examined blocks."""
 
 
 class _Name(NamedTuple):
@@ -61,13 +64,14 @@ class _Table:
 
 
 class BlockTables:
-    """Thread-safe. Bounded: 64 tables, 8 of a tenant, and 32 MiB in all."""
+    """Thread-safe. Bounded: 64 tables, 8 of a tenant, and MAX_BYTES in all."""
 
     def __init__(self, local: LocalStore) -> None:
         self._local = local
         self._lock = threading.Lock()  # held for operations of memory only
         self._tables: OrderedDict[_Name, _Table] = OrderedDict()  # requested last: at the end
-        self._is_supported = True
+        self._is_supported = self._can_grow = True
+        self._examined: set[bytes] = set()  # keys of blocks whose headers were read for the current tables
         self._learner: BackgroundWorker[tuple[bytes, list[bytes]]] = BackgroundWorker(
             "block-table", self._learn, max_queued=_MAX_QUEUED
         )
@@ -105,6 +109,7 @@ class BlockTables:
     def withdraw(self, tenant_tag: bytes) -> None:
         """Replace the tenant's tables: pods that have left it keep a descriptor, but of the old ones."""
         with self._lock:
+            self._examined = set()
             for name in [name for name in self._tables if name.tenant_tag == tenant_tag]:
                 _close(self._tables.pop(name))
 
@@ -123,10 +128,12 @@ class BlockTables:
 
     def on_lookup(self, tenant: bytes, keys: Sequence[bytes], tiers: bytes, _asked_at: float) -> None:
         """Listener of LookupEvents: queue the local blocks of an answered lookup, which may miss in the table."""
+        examined = self._examined
+        new = [k for k, tier in zip(keys, tiers, strict=True) if tier == Tier.LOCAL and k not in examined]
         with self._lock:
             is_used = any(name.tenant_tag == tenant for name in self._tables)
-        if is_used:
-            self._learner.submit((tenant, [key for key, tier in zip(keys, tiers, strict=True) if tier == Tier.LOCAL]))
+        if is_used and new:
+            self._learner.submit((tenant, new))
 
     def renew(self) -> None:
         """Make the tables valid for one more second, or not while a drive is fenced; start to grow one."""
@@ -166,6 +173,7 @@ class BlockTables:
             log.warning("this kernel has no sealed memory files: clients ask for each lookup (%s)", e)
             return None
         self._tables[name] = table
+        self._examined = set()
         table.writer.set_valid_until(time.monotonic_ns() + int(layout.VALID_S * 1e9))
         return table
 
@@ -186,20 +194,22 @@ class BlockTables:
     def _learn(self, lookup: tuple[bytes, list[bytes]]) -> None:
         """Read the headers of blocks that no table has, and add those of this tenant."""
         tenant, keys = lookup
+        with self._lock:
+            examined = self._examined = self._examined if len(self._examined) < _MAX_EXAMINED else set()
         for key in keys:
             with self._lock:
-                if any(key in table.writer for table in self._tables.values()):
-                    continue
-            header = _header(self._local, key)
+                is_known = any(key in table.writer for table in self._tables.values())
+            header = None if is_known else _header(self._local, key)
             if header is not None and header.tenant_tag == tenant:
                 self._insert(key, header, replaces=False)
+            examined.add(key)
 
     def _total_slots(self) -> int:
         return sum(table.slots for table in self._tables.values())
 
     def _should_grow(self, table: _Table) -> bool:
         slots = table.writer.slots * _GROWTH
-        has_room = slots <= layout.MAX_SLOTS and self._total_slots() + slots <= _MAX_TOTAL_SLOTS
+        has_room = self._can_grow and slots <= layout.MAX_SLOTS and self._total_slots() + slots <= _MAX_TOTAL_SLOTS
         return has_room and table.writer.count > table.writer.slots // 2
 
     def _grow(self, name: _Name) -> None:
@@ -209,7 +219,12 @@ class BlockTables:
             if table is None:
                 return
             old = table.writer
-            table.growing = larger = BlockTableWriter(old.slots * _GROWTH)
+            try:
+                table.growing = larger = BlockTableWriter(old.slots * _GROWTH)
+            except OSError as e:
+                self._can_grow = False
+                log.warning("block tables stay small: %s", e)
+                return
         for start in range(0, old.slots, _COPY_PLACES):
             with self._lock:
                 if self._tables.get(name) is not table:
