@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["EVICT_BATCH", "pop_victims", "prefer_clean"]
 
 EVICT_BATCH = 256
-_AT_A_TIME = 16
+_AT_A_TIME = 1  # each may update a part of the reuse model, which takes milliseconds
 _CLEAN_VICTIM_ROUNDS = 3  # further batches searched for victims that need no copy first
 
 
