@@ -6,13 +6,12 @@ those that come later meet whole servers.
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from cl_nodes import until
+from en_cases import Cases
 from en_client import client_copy
 from en_lmcache import Server, plain_environment
 from en_overlay import overlay
@@ -44,45 +43,14 @@ sys.meta_path.insert(0, Finder())
 OTHER_GRAMMAR = "(\nmatch x:  # the grammar of another Python"
 
 
-class Cases:
-    """`server_case_process.py`."""
-
-    def __init__(self, engine: str, home: Path, folder: Path, *arguments: str) -> None:
-        python, folders = overlay(engine, home)
-        self._log = (folder / "log").open("wb")
-        self._process = subprocess.Popen(
-            [python, str(Path(__file__).parent / "server_case_process.py"), engine, *arguments],
-            env=plain_environment(folder, folders),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
-        )  # fmt: skip
-
-    def ask(self, **case: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(case) + "\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
-            if line.startswith("@@"):
-                answer: dict[str, Any] = json.loads(line[2:])
-                return answer
-        raise RuntimeError("the process ended")
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(60)
-        self._process.stdout.close()
-        self._log.close()
-
-
 @pytest.fixture(scope="module")
 def cases(engine_home: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Cases]]:
-    folders = {engine: tmp_path_factory.mktemp(engine) for engine in ("sglang", "lmcache")}
-    made = {
-        "sglang": Cases("sglang", engine_home, folders["sglang"], str(tiny_model)),
-        "lmcache": Cases("lmcache", engine_home, folders["lmcache"]),
-    }
+    made = {}
+    for engine, arguments in (("sglang", [str(tiny_model)]), ("lmcache", [])):
+        folder = tmp_path_factory.mktemp(engine)
+        python, folders = overlay(engine, engine_home)
+        command = [python, str(Path(__file__).parent / "server_case_process.py"), engine, *arguments]
+        made[engine] = Cases(command, plain_environment(folder, folders), folder / "log")
     yield made
     for one in made.values():
         one.close()

@@ -7,11 +7,11 @@ come later meet a whole engine.
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from en_cases import Cases
 from en_client import client_copy
 from en_engine import CPU_SPEC, Engine, connector
 from test_en_vllm import PATIENT, prompt, stored, until
@@ -42,56 +42,27 @@ del KVConnectorFactory._registry["OffloadingConnector"]
 """
 
 
-class Configurations:
-    """`plugin_process.py`."""
-
-    def __init__(self, home: Path, model: Path, log: Path) -> None:
-        self._log = log.open("wb")
-        path = f"{home / 'testing'}:{home / 'site-packages'}"
-        self._process = subprocess.Popen(
-            [(home / "interpreter").read_text().strip(), str(Path(__file__).parent / "plugin_process.py"), str(model)],
-            env={"PYTHONPATH": path, "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin",
-                 "VLLM_CACHE_ROOT": str(home / "vllm-cache")},
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
-        )  # fmt: skip
-
-    def ask(self, **case: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(case) + "\n")
-        self._process.stdin.flush()
-        for line in self._process.stdout:
-            if line.startswith("@@"):
-                answer: dict[str, Any] = json.loads(line[2:])
-                return answer
-        raise RuntimeError("the process ended")
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(60)
-        self._process.stdout.close()
-        self._log.close()
-
-
 @pytest.fixture(scope="module")
-def configurations(
-    engine_home: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Configurations]:
-    made = Configurations(engine_home, tiny_model, tmp_path_factory.mktemp("configurations") / "log")
+def configurations(engine_home: Path, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cases]:
+    env = {
+        "PYTHONPATH": f"{engine_home / 'testing'}:{engine_home / 'site-packages'}", "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1", "PATH": "/usr/bin:/bin", "VLLM_CACHE_ROOT": str(engine_home / "vllm-cache"),
+    }  # fmt: skip
+    python = (engine_home / "interpreter").read_text().strip()
+    command = [python, str(Path(__file__).parent / "plugin_process.py"), str(tiny_model)]
+    made = Cases(command, env, tmp_path_factory.mktemp("configurations") / "log")
     yield made
     made.close()
 
 
-def test_the_pool_is_configured_where_nothing_is_wrong(configurations: Configurations, tmp_path: Path) -> None:
+def test_the_pool_is_configured_where_nothing_is_wrong(configurations: Cases, tmp_path: Path) -> None:
     answer = configurations.ask(path=str(client_copy(tmp_path)), connector=POOL)
     assert answer["connector"] == "OffloadingConnector", answer
     assert answer["extra"]["secondary_tiers"] == json.loads(POOL)["kv_connector_extra_config"]["secondary_tiers"]
     assert (answer["algorithm"], answer["said"]) == ("sha256_cbor", [])
 
 
-def test_a_users_offloading_keeps_its_size_and_gets_the_tier(configurations: Configurations, tmp_path: Path) -> None:
+def test_a_users_offloading_keeps_its_size_and_gets_the_tier(configurations: Cases, tmp_path: Path) -> None:
     theirs = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     theirs |= {"kv_connector_extra_config": {**CPU_SPEC, "cpu_bytes_to_use": 5 << 20}}
     answer = configurations.ask(path=str(client_copy(tmp_path)), connector=POOL, user=theirs)
@@ -120,7 +91,7 @@ def test_a_users_offloading_keeps_its_size_and_gets_the_tier(configurations: Con
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_an_engine_is_configured_without_the_pool(
-    configurations: Configurations, tmp_path: Path, case: dict[str, Any], word: str
+    configurations: Cases, tmp_path: Path, case: dict[str, Any], word: str
 ) -> None:
     answer = configurations.ask(**{"path": str(client_copy(tmp_path)), "connector": POOL, **case})
     assert answer["connector"] == case.get("user", {}).get("kv_connector"), answer
@@ -145,7 +116,7 @@ def test_an_engine_is_configured_without_the_pool(
     ],
 )
 def test_a_damaged_client_does_not_keep_an_engine_from_starting(
-    configurations: Configurations, tmp_path: Path, damage: dict[str, str], sentences: int
+    configurations: Cases, tmp_path: Path, damage: dict[str, str], sentences: int
 ) -> None:
     answer = configurations.ask(path=str(client_copy(tmp_path, **damage)), connector=POOL)
     if damage == {"without": "__init__.py"}:  # a namespace package is as good
