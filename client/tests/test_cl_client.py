@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 
 from kvpool.client import Client
 from kvpool.config import ClientConfig, Deadlines
-from kvpool.errors import ConfigError
+from kvpool.errors import ConfigError, DeadlineExceededError
 from kvpool.protocol import wire
 from kvpool.protocol.wire import Op, Tier
 from kvpool.stats import Reason
+from kvpool.transport.connection import Connection
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterator
+    from pathlib import Path
 
 FP = b"f" * 32
 SIZE = 64 * 1024
@@ -254,6 +256,26 @@ def test_a_late_answer_to_a_lookup_is_thrown_away_and_the_connection_stays(fake:
     assert until(lambda: client.lookup(names) == [Tier.LOCAL] * 2, 1)
     assert len(fake.hellos) == hellos
     client.close()
+
+
+def test_a_late_block_table_is_closed_and_the_connection_stays(fake: FakeSidecar, tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    table.write_bytes(bytes(4096))
+
+    def late(connection: socket.socket, head: wire.Head, _: Any) -> bool:
+        time.sleep(0.1)
+        fake.send(connection, head, b"", 0, [os.open(table, os.O_RDONLY)])
+        return True
+
+    fake.faults = {Op.MAP: late}
+    connection = Connection(str(fake.path), wire.ClientHello(FP, "late", ""), 5.0)
+    with pytest.raises(DeadlineExceededError):
+        connection.request(Op.MAP, deadline=time.monotonic() + 0.02, max_descriptors=1, abandonable=True)
+    connection.request(Op.REPORT, b"{}", deadline=time.monotonic() + 5)
+    assert len(fake.reports) == 1
+    assert not connection.broken
+    assert until(lambda: str(table) not in [file.path for file in psutil.Process().open_files()])
+    connection.close()
 
 
 @pytest.mark.parametrize("op", [Op.LOOKUP, Op.OPEN, Op.BEGIN, Op.COMMIT])

@@ -80,9 +80,9 @@ class Connection:
     ) -> Reply:
         """Send a request and wait for its reply until `deadline` (time.monotonic()).
 
-        `abandonable`: the reply carries no state, so after a missed deadline the connection stays usable and the late
-        reply is discarded. Raises PoolUnavailableError, DeadlineExceededError, ProtocolError and RefusedError (the
-        sidecar replied ERROR).
+        `abandonable`: the sidecar keeps nothing for the reply, so after a missed deadline the connection stays usable
+        and the late reply is discarded, with its descriptors. Raises PoolUnavailableError, DeadlineExceededError,
+        ProtocolError and RefusedError (the sidecar replied ERROR).
         """
         self._request = (self._request + 1) & 0xFFFFFFFF
         request = self._request
@@ -196,8 +196,8 @@ class Connection:
     def _discard_late(self, head: wire.Head, descriptors: list[int]) -> None:
         known = head.request in self._abandoned
         self._abandoned.discard(head.request)
-        if descriptors or not known:
-            close_later(descriptors)
+        close_later(descriptors)
+        if not known:
             raise ProtocolError("a reply to no request", where=self._path)
 
     def _checked(

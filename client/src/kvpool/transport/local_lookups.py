@@ -166,7 +166,7 @@ def _request(connection: Connection, deadline: float) -> BlockTable | None:
     """Map the table that the sidecar of this connection gives, if any."""
     if not connection.server.block_tables:
         return None
-    reply = connection.request(wire.Op.MAP, deadline=deadline, max_descriptors=1)
+    reply = connection.request(wire.Op.MAP, deadline=deadline, max_descriptors=1, abandonable=True)
     try:
         return BlockTable(reply.descriptors[0]) if reply.descriptors else None
     finally:
