@@ -2,7 +2,8 @@
 
 Node a stores, node b reads over RDMA: UCX is allowed no other transport. Then node a goes and node b reads the blocks
 from the shared tier. Each node has a mount of its own, so what one sees of the other's doings goes through NFS: that is
-where the lease of the sweep is tried as well. Lines that begin with RDMA: are for the person who runs it.
+where the lease of the sweep is tried as well. At the end the NFS server stops.
+Lines that begin with RDMA: are for the person who runs it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ HOME = Path("/tmp/kvpool")
 MIB = 1 << 20
 SIZE, COUNT = 2 * MIB, 12
 PATIENT = config.Deadlines(lookup_ms=20_000, load_min_ms=60_000, store_ms=60_000)  # everything is emulated here
+IN_TIME_S, EMULATED_S = 5, 3
+IN_TIME = config.Deadlines(lookup_ms=IN_TIME_S * 1000, load_min_ms=IN_TIME_S * 1000, store_ms=IN_TIME_S * 1000)
 FINGERPRINT = fingerprint({"e2e": "rdma"})
 MOUNTS = {"a": "/mnt/shared", "b": "/mnt/other"}
 LEASE_S = 20
@@ -78,8 +81,8 @@ def status(name: str) -> dict:
         return json.load(answer)
 
 
-def client(name: str) -> Client:
-    made = Client(config.ClientConfig(socket=str(HOME / f"{name}.sock"), deadlines=PATIENT), fingerprint=FINGERPRINT)
+def client(name: str, deadlines: config.Deadlines = PATIENT) -> Client:
+    made = Client(config.ClientConfig(socket=str(HOME / f"{name}.sock"), deadlines=deadlines), fingerprint=FINGERPRINT)
     assert made.wait_connected(60)
     return made
 
@@ -145,6 +148,23 @@ def sweeps(writer: Client, a: subprocess.Popen[bytes]) -> None:
     assert terms == [f"term-{sweep('b')['term']:012d}"], terms
 
 
+def loses_its_nfs_server(names: list[bytes]) -> None:
+    """Blocks that are only on the shared tier miss in time; local blocks are served."""
+    asker = client("b", IN_TIME)
+    mine = block_id(FINGERPRINT, b"of node b")
+    assert asker.put_from([mine], [payload(7)])[0].stored
+    until("its own block", lambda: asker.get_into([mine], [bytearray(SIZE)])[0].ok)
+    subprocess.run(["rpc.nfsd", "0"], check=True, timeout=30)
+    worst = 0.0
+    for name in names[: COUNT // 2]:
+        began = time.monotonic()
+        assert not asker.get_into([name], [bytearray(SIZE)])[0].ok
+        worst = max(worst, time.monotonic() - began)
+        assert asker.get_into([mine], [bytearray(SIZE)])[0].ok, "a local block while the NFS server is away"
+    say(f"the NFS server stopped: {COUNT // 2} loads missed, the slowest after {worst:.1f} s of {IN_TIME_S}")
+    assert worst <= IN_TIME_S + EMULATED_S
+
+
 def main() -> None:
     (HOME / "secret").mkdir(parents=True)
     (HOME / "secret" / "pool-secret").write_bytes(os.urandom(32))
@@ -172,9 +192,15 @@ def main() -> None:
     say(f"node b over RDMA: {moved}")
     assert moved == {"blocks": COUNT}
     sweeps(writer, a)
+    unread = [block_id(FINGERPRINT, f"unread {n}".encode()) for n in range(COUNT)]
+    copied = status("a")["shared"]["copies"]["copied"]
+    for n, name in enumerate(unread):
+        assert writer.put_from([name], [payload(n)])[0].stored
+    until("copied, too", lambda: status("a")["shared"]["copies"]["copied"] == copied + COUNT)
     a.send_signal(signal.SIGKILL)
     a.wait(20)
     assert set(read_all(reader, names)) <= {"SHARED", "LOCAL"}
+    loses_its_nfs_server(unread)
     say("the whole path: passed")
 
 
