@@ -160,6 +160,19 @@ def test_the_blocks_of_a_fenced_drive_are_stored_elsewhere_and_its_old_files_go_
     assert [read(store, n) for n in range(12)] == [payload(n) for n in range(12)]
 
 
+def test_many_blocks_are_looked_up_as_each_of_them_is(node):
+    store = node.open(("a", "b"))
+    names = [key(n) for n in range(12)]
+    assert store.contains_many(names) == [False] * 12
+    for n in range(6):
+        put(store, n)
+    assert store.contains_many(names) == [True] * 6 + [False] * 6
+    store.drives[0].health.fenced = True
+    found = store.contains_many(names)
+    assert found == [store.contains(name) for name in names]
+    assert 0 < sum(found) < 6
+
+
 def test_a_drive_that_cannot_remove_files_keeps_no_other_from_evicting(node, monkeypatch):
     store = node.open(("a", "b"), capacity=4 * MIB, eviction_policy="LRU")
     first, second = store.drives

@@ -79,7 +79,7 @@ class BlockLocator:
         self, tenants: Sequence[Tenant], block_ids: Sequence[bytes], deadline: float, *, exhaustive: bool
     ) -> Located:
         keys = self._local_keys(tenants, block_ids, deadline)
-        tiers = bytearray(Tier.LOCAL if self._local.contains(key) else Tier.MISS for key in keys)
+        tiers = bytearray(Tier.LOCAL if present else Tier.MISS for present in self._local.contains_many(keys))
         rest = [n for n, tier in enumerate(tiers) if tier == Tier.MISS]
         has_shared = self._shared is not None and self._shared.available
         if rest and (left := deadline - time.monotonic()) > 0:

@@ -201,6 +201,10 @@ class Store(abc.ABC):
     def contains(self, block_key: bytes) -> bool:
         """Return whether the block is present. Cheap, and a hint: the block may vanish a moment later."""
 
+    def contains_many(self, keys: Sequence[bytes]) -> list[bool]:
+        """Return `contains` of each key, in order."""
+        return [self.contains(key) for key in keys]
+
     @abc.abstractmethod
     def open(self, block_key: bytes) -> Block | None:
         """Open a block and record its use. None if it is absent."""
