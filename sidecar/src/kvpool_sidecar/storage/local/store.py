@@ -96,12 +96,9 @@ class LocalStore(Store):
 
     def contains_many(self, keys: Sequence[bytes]) -> list[bool]:
         # the table is locked once: a lookup has up to 4,096 keys
-        fenced = [drive.health.fenced for drive in self.drives]
-        complete = self.scanned
-        return [
-            not fenced[number] if number >= 0 else not complete and self.contains(key)
-            for key, number in zip(keys, self.table.drives_of(keys), strict=True)
-        ]
+        fenced, complete = [drive.health.fenced for drive in self.drives], self.scanned
+        places = zip(keys, self.table.drives_of(keys), strict=True)
+        return [not fenced[n] if n >= 0 else not complete and self.contains(key) for key, n in places]
 
     def open(self, block_key: bytes) -> Block | None:
         return self._open_many((block_key,))[0]
