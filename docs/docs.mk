@@ -2,7 +2,7 @@
 DOCS_VENV := $(KVPOOL_CACHE)/docs-$(shell cksum requirements/docs.txt 2>/dev/null | cut -d' ' -f1)
 DOCS_NODE := $(KVPOOL_CACHE)/docs-node-$(shell cksum docs/tools/package-lock.json 2>/dev/null | cut -d' ' -f1)
 DOCS_ROOT_PAGES := README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md examples/README.md examples/demo/README.md \
-  charts/kvpool/README.md cli/README.md e2e/airgap/README.md
+  charts/kvpool/README.md cli/README.md client/README.md operator/README.md sidecar/README.md e2e/airgap/README.md
 DOCS_PORT ?= 8000
 # without the announcements of MkDocs and Material: this mkdocs.yml builds with the successor Zensical too
 export NO_MKDOCS_2_WARNING := 1

@@ -6,7 +6,14 @@ AUDIT_TOOLS = mkdir -p $(KVPOOL_CACHE) && flock $(KVPOOL_CACHE)/audit.lock sh -c
     --disable-pip-version-check --no-deps --require-hashes -r requirements/audit.txt; } || \
   { rm -rf $(AUDIT); echo "the tools of requirements/audit.txt cannot be had"; false; }'
 
-.PHONY: sbom audit
+.PHONY: sbom audit release-check
+release-check: sbom ## wheels, versions, the chart's package and the workflows, as a release has them; publishes nothing
+	@mkdir -p out/release
+	$(PY) -m supply.release out/release
+	@if command -v helm >/dev/null; then helm package -d out/release charts/kvpool; else echo "release: no helm on PATH: the chart is not packaged"; fi
+	@if command -v actionlint >/dev/null; then actionlint && echo "release: the workflows are valid (actionlint)"; \
+	  else echo "release: no actionlint on PATH: the workflows are not checked"; fi
+
 sbom: setup ## bills of materials of the images (CycloneDX) in out/sbom
 	$(PY) -m supply.sbom out/sbom
 
