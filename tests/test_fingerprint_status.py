@@ -44,7 +44,7 @@ def test_what_differs_between_two_pods_reaches_the_pools_status_by_name():
     status = make_status(KVCachePool.parse(POOL), seen, ReconcileOutcome(), "id", "2026-11-21T10:00:00Z")
     (condition,) = [c for c in status["conditions"] if c["type"] == "BlocksShareable"]
     assert (condition["status"], condition["reason"]) == ("False", "FingerprintsDiffer")
-    assert condition["message"].endswith("(sizes.tp_size differs)")
+    assert condition["message"].endswith("(sizes.tp_size differs) [KVP0202]")
     assert all(name in condition["message"] for name in engines.names.values())
     assert sorted((f["model"], f["engine"], *f["pods"]) for f in status["fingerprints"]) == [
         ("llama", "vllm 0.33.0", "team-a/one"),

@@ -18,6 +18,7 @@ from kvpool.transport import pending, transfer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+SCHEDULED_S = 0.1  # between setting a timeout and looking at it, on a busy machine
 MISS = peer_wire.PEER_RESPONSE.pack(wire.MAGIC, peer_wire.PeerStatus.MISS, 0, 0, 0)
 
 
@@ -79,7 +80,7 @@ def test_a_batch_takes_one_call_a_block_and_one_more(pair: Any) -> None:
     theirs.sendall(b"".join(map(answer, payloads)))
     assert read(transfer.PeerStream(ours, batch, EXPECT), [3000] * 10) == payloads
     assert ours.calls == 11
-    assert max(ours.late) < 0.001  # no call could have lasted beyond the deadline
+    assert max(ours.late) < SCHEDULED_S  # no call could have lasted beyond the deadline
 
 
 def test_bytes_of_the_next_batch_are_left_on_the_stream(pair: Any) -> None:
@@ -103,7 +104,7 @@ def test_a_whole_block_counts_although_the_next_never_comes(pair: Any, blocking:
     with pytest.raises(DeadlineExceededError):
         stream.read(load_of(memoryview(bytearray(5))), is_last=True)
     assert time.monotonic() >= batch.deadline
-    assert max(ours.late) < 0.001
+    assert max(ours.late) < SCHEDULED_S
 
 
 def test_a_whole_block_counts_although_the_peer_ends_after_it(pair: Any) -> None:

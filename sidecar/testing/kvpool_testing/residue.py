@@ -24,6 +24,7 @@ _BLOCK = re.compile(r"blocks/([0-9a-f]{2})/([0-9a-f]{2})/([0-9a-f]{64})")
 _QUARANTINED = re.compile(r"quarantine/[0-9a-f]{64}(\.[0-9a-z]+)*")
 _OURS = {POOL_ID, "lost+found"}
 _MIB = 1 << 20
+_TABLE = "/memfd:kvpool-blocks"  # a block table stays for the next client of its tenant; there are at most 64
 
 
 class Residue(NamedTuple):
@@ -33,7 +34,7 @@ class Residue(NamedTuple):
     threads: int
     children: int
     rss_bytes: int
-    deleted_files: int  # files without a name that are still held open
+    deleted_files: int  # files without a name that are still held open, other than block tables
 
 
 def residue(pid: int) -> Residue:
@@ -46,7 +47,7 @@ def residue(pid: int) -> Residue:
         except FileNotFoundError:
             continue  # closed meanwhile
         descriptors += 1
-        deleted += target.endswith(" (deleted)")
+        deleted += target.endswith(" (deleted)") and not target.startswith(_TABLE)
     status = dict(line.split(":", 1) for line in (base / "status").read_text().splitlines() if ":" in line)
     children = 0
     for task in (base / "task").iterdir():

@@ -25,8 +25,9 @@ DEADLINES = config.Deadlines(
     lookup_ms=500, load_min_ms=1500, store_ms=3000, breaker_failures=3, breaker_cooldown_ms=200
 )
 # Descriptors and threads that may differ between two quiet moments, however many faults lie between: the guards of
-# index and shared tier start up to 8 threads each when calls hang, each with a connection; a few spare peer links.
-FEW = 20
+# index and shared tier start up to 8 threads each when calls hang, each with a connection; a few spare peer links; a
+# block table for each of the two tenants, and the connections of heartbeats and of announcements.
+FEW = 24
 TENANTS = ("team-a", "team-b")
 SUMS = [
     (tenant, block_id, block.checksum(payload_of(tenant, block_id, MIX.block_bytes)))
