@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
+import re
 import shutil
+import sys
 import zipfile
 
 import pytest
+import tomllib
 from supply import release
+
+# of an image with S3 or RDMA, or of the engine that runs the client
+ELSEWHERE = {"botocore", "nixl_cu12", "vllm", "lmcache", "sglang", "torch", "huggingface_hub"}
 
 
 @pytest.fixture(scope="module")
@@ -66,3 +74,30 @@ def test_a_version_that_differs_is_named_wherever_it_is(tmp_path):
     assert {problem.partition(" is ")[0] for problem in problems} >= {
         "sidecar/pyproject.toml", "cli/pyproject.toml: kvpool-operator", "charts/kvpool/Chart.yaml: operator"
     }  # fmt: skip
+
+
+def imported(folder):
+    """Top-level names of all modules that the files below import."""
+    for file in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield node.module.partition(".")[0]
+
+
+@pytest.mark.parametrize("project", release.PROJECTS)
+def test_a_distribution_declares_what_it_imports(project):
+    """What another package of the tools happens to bring is missing where the wheel is installed alone."""
+    table = tomllib.loads((release.ROOT / project / "pyproject.toml").read_text())["project"]
+    extras = table.get("optional-dependencies", {}).values()
+    requirements = [*table["dependencies"], *(one for extra in extras for one in extra)]
+    # an extra is counted by its name: redis[hiredis]
+    declared = {name.lower().replace("_", "-") for one in requirements for name in re.split(r"[\[\],<>=]+", one)}
+    of_module = importlib.metadata.packages_distributions()
+    (own,) = [path.name for path in (release.ROOT / project / "src").iterdir() if path.is_dir()]
+    outside = set(imported(release.ROOT / project / "src")) - sys.stdlib_module_names - ELSEWHERE - {own}
+    missing = {
+        name for name in outside if not {d.lower().replace("_", "-") for d in of_module.get(name, [name])} & declared
+    }
+    assert missing == set()
