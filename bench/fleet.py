@@ -230,16 +230,16 @@ def announcing(server: Server, nodes: int, seconds: float) -> dict[str, float]:
         stack.callback(played.close)
         lease = f"n:{registration.number}"
         stored: list[tuple[float, list[bytes]]] = []
-        began, told, checked = time.monotonic(), 0, 0
+        began, announced, checked = time.monotonic(), 0, 0
         while checked < len(stored) or time.monotonic() - began < seconds:
             now = time.monotonic()
             due = int(min(now - began, seconds) * BLOCKS_PER_S)
-            if due > told:
-                keys = [os.urandom(32) for _ in range(due - told)]
+            if due > announced:
+                keys = [os.urandom(32) for _ in range(due - announced)]
                 for key in keys:
                     registration.announce(key, 2 << 20)
                 stored.append((time.monotonic(), keys))
-                told = due
+                announced = due
             while checked < len(stored) and now - stored[checked][0] >= VISIBLE_S:
                 at, keys = stored[checked]
                 checked += 1

@@ -66,7 +66,7 @@ def copy_large(files: Sequence[Path], directory: Path) -> list[Path]:
 def large_share_of(files: Sequence[Path]) -> float | None:
     """Share of the bytes of `files` that are in the page cache in folios of 64 KiB or more; None if unknown.
 
-    Files of which nothing is cached do not count: nobody has read them.
+    Files of which nothing is cached do not count: they were never read.
     """
     total = large = 0
     for file in files:

@@ -152,7 +152,7 @@ def _cpu(pids: Sequence[int]) -> float:
 
 
 def _cpu_of(pid: int) -> float:
-    """Includes threads that have ended meanwhile. 0 for a process that has ended."""
+    """Includes threads that have ended. 0 for a process that has ended."""
     try:
         return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)  # as clock_getcpuclockid(3) composes it
     except OSError:

@@ -137,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
         help="blocks whose uses the default policy remembers, as a share of the capacity; 0: as the product does",
     )  # fmt: skip
     parser.add_argument(
-        "--untaught", action="store_true", help="lookups do not tell the order of blocks, as after a restart"
+        "--untaught", action="store_true", help="lookups do not show the order of blocks, as after a restart"
     )
     parser.add_argument("--processes", type=int, default=min(4, os.cpu_count() or 1))
     parser.add_argument("--out", type=Path, default=Path("out/bench"))

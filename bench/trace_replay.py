@@ -17,7 +17,7 @@ __all__ = ["ONE_DRIVE", "Arrangement", "NodeTables", "Replayed", "optimum", "rep
 class Arrangement(NamedTuple):
     """How a node holds its blocks. `high`, `low`: watermarks in percent of the capacity.
 
-    `uses_late_s`: a use of a block that is there reaches its table that much later. `is_taught`: lookups tell the
+    `uses_late_s`: a use of a block that is there reaches its table that much later. `is_taught`: lookups show the
     order of a prompt's blocks; after a restart the table does not know it. `remembered`: blocks whose uses PrefixAware
     remembers, as a share of the capacity; 0: as the product does.
     """
@@ -102,7 +102,7 @@ def replay(requests: list[Request], policy: str, capacity: int, arrangement: Arr
 
 
 def optimum(requests: list[Request], capacity: int) -> float:
-    """Token hit rate of whoever knows the future."""
+    """Token hit rate of the optimum, which knows all later requests."""
     never = len(requests)
     upcoming: dict[bytes, int] = {}
     following: list[list[int]] = []

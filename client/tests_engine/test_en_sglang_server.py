@@ -96,7 +96,7 @@ def test_conversations_that_change_servers_at_every_turn_answer_as_without_any_c
             wait_stored(cluster[name], due[name])
     alone = openings()
     for turn in range(ROUNDS):
-        found = answers_of(servers["b"], alone, turn, "nobody else has this salt")
+        found = answers_of(servers["b"], alone, turn, "no other request has this salt")
         assert not any(sum(sources.values()) for sources in found)
     assert [talk.answers for talk in talks] == [talk.answers for talk in alone]
     assert len({str(talk.answers) for talk in talks}) == TALKS  # they say different things

@@ -178,7 +178,7 @@ def test_news_does_not_wait_for_a_rebuild(index, store, announcer):
     wait_for(lambda: sum(index.batches) == 256, "the first batch")
     put(store, 1000)
     one.announce(key(1000), 20_000)
-    wait_for(lambda: found(index, 1000) == [True], "told at once; the next batch comes in minutes")
+    wait_for(lambda: found(index, 1000) == [True], "announced immediately; the next batch comes in minutes")
     assert sum(index.batches) == 257
 
 

@@ -34,17 +34,17 @@ def test_a_distant_index_is_not_taken_for_a_slow_one():
 
 
 def test_nodes_that_share_a_server_settle_below_its_limit():
-    """500 nodes tell a server that does 100,000 blocks a second; its queue is what they wait for."""
+    """500 nodes write to a server that does 100,000 blocks a second; its queue is what they wait for."""
     paces = [AdaptivePace() for _ in range(500)]
     queued, shares = 0.0, []
     for second in range(400):
-        told = sum(min(pace.rate, 2400.0) for pace in paces)
-        queued = max(0.0, queued + told - 100_000)
+        sent = sum(min(pace.rate, 2400.0) for pace in paces)
+        queued = max(0.0, queued + sent - 100_000)
         queued = min(queued, 500 * 256)  # each waits for its batch
         for pace in paces:
             pace.note(0.002 + queued / 100_000)
         if second >= 200:
-            shares.append(told / 100_000)
+            shares.append(sent / 100_000)
     assert 0.3 < sum(shares) / len(shares) < 1.2
 
 

@@ -1,4 +1,4 @@
-"""One block table: what readers find, and that nobody but the process that made it can change it."""
+"""One block table: what readers find, and that only the process that made it can change it."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_a_lookup_asks_nobody_if_all_of_its_blocks_are_here_and_every_number_sta
         hits = metric(node, "kvpool_sidecar_lookup_hit_blocks_total")
         for _ in range(3):
             assert client.lookup(ids) == LOCAL * stored + [wire.Tier.MISS] * (16 - stored)
-        wait_for(lambda: used(node) - before[1] == 3 - asks, "the sidecar has heard of those that asked nobody")
+        wait_for(lambda: used(node) - before[1] == 3 - asks, "the sidecar counts those that sent no request")
         wait_for(lambda: lookups(node) - before[0] == asks, "and has answered the others")
         wait_for(lambda: metric(node, "kvpool_sidecar_lookup_blocks_total") - before[2] == 48, "all are counted")
         assert metric(node, "kvpool_sidecar_lookup_hit_blocks_total") - hits == 3 * stored
@@ -111,13 +111,13 @@ def test_read_ahead_hears_of_a_lookup_that_asked_nobody(node, ids):
     with client_of(node) as client:
         put(client, ids)
 
-        def heard() -> float:
+        def looked_at() -> float:
             text = node.get("/metrics").decode()
             return sum(float(n) for n in re.findall(r"^kvpool_sidecar_prefetch\S* (\S+)$", text, re.MULTILINE))
 
-        before = heard()
+        before = looked_at()
         assert client.lookup(ids) == LOCAL * 16
-        wait_for(lambda: heard() > before, "read-ahead has looked at the blocks")
+        wait_for(lambda: looked_at() > before, "read-ahead has looked at the blocks")
 
 
 def test_what_one_client_stores_another_finds_without_asking(node, ids):
@@ -125,7 +125,7 @@ def test_what_one_client_stores_another_finds_without_asking(node, ids):
         put(one, ids)
         before = lookups(node), used(node)
         assert two.lookup(ids) == LOCAL * 16
-        wait_for(lambda: used(node) == before[1] + 1, "the sidecar has heard of it")
+        wait_for(lambda: used(node) == before[1] + 1, "the sidecar counts it")
         assert lookups(node) == before[0]
 
 
@@ -195,7 +195,7 @@ def test_a_forked_child_has_a_table_of_its_own(node, ids):
                 wait_for(lambda: client._session._local._table, "the child has a table")
                 before = used(node)
                 assert client.lookup(ids) == LOCAL * 16
-                wait_for(lambda: used(node) > before, "the sidecar has heard of the child's lookup")
+                wait_for(lambda: used(node) > before, "the sidecar counts the child's lookup")
                 status = 0
             os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

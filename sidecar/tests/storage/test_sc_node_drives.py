@@ -222,7 +222,7 @@ def test_a_drive_that_was_removed_costs_its_blocks_only(node):
     assert there(again, 30) == kept
     for n in set(range(30)) - set(kept):
         put(again, n)
-    third = node.open()  # the drive is back: what was stored anew is there once
+    third = node.open()  # the drive is back: what was stored again is there once
     assert third.usage().blocks == 30 == len(node.files())
     assert [read(third, n) for n in range(30)] == [payload(n) for n in range(30)]
 

@@ -42,7 +42,7 @@ def text(plan: Plan, style: Style) -> str:
 
 
 def comment(plan: Plan) -> str:
-    """Return the head of `-o kvcachepool`: what the resource was computed from, and what speaks against it."""
+    """Return the head of `-o kvcachepool`: what the resource was computed from, and the verdicts against it."""
     lines = [f"Planned for {plan.model.name}, {plan.tokens:,} tokens a session; adapt name and paths."]
     lines += plan.assumptions
     lines += [f"{v.level}: {v.subject}: {v.finding}. {v.advice}".rstrip() for v in plan.verdicts if v.level != "ok"]

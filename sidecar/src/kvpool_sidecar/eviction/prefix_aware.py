@@ -51,7 +51,7 @@ class _Node(MarkedNode):
         self.last = last
         self.parent: _Node | None = None
         self.children = 0
-        self.depth = -1  # as first heard; below 0: not yet
+        self.depth = -1  # from the first lookup; below 0: unknown
         self.place = -1  # among the leaves
         self.alive = True
 
