@@ -24,6 +24,7 @@ _DEBT = 0.001  # of the accesses
 _LEAST_DEBT = 50.0  # accesses, so that one long prompt decides nothing
 _CREDIT = 0.01  # of the accesses
 _HALVE_AFTER = 1 << 20  # accesses
+_DROPPED = 128  # keys that one access removes after the sample became smaller; the table's lock is held meanwhile
 
 
 class GuardStatus(NamedTuple):
@@ -46,6 +47,7 @@ class RecencyGuard:
         self._held_bytes = 0
         self._lru: OrderedDict[bytes, int] = OrderedDict()
         self._lru_bytes = 0
+        self._dropping: list[bytes] = []  # keys of which half left the sample
         self._balance = 0.0
         self._accesses = 0.0
 
@@ -80,7 +82,7 @@ class RecencyGuard:
         self._access(block_key, size, hit=False)
         self._held[block_key] = size
         self._held_bytes += size
-        while len(self._held) > self._most or len(self._lru) > self._most:
+        if not self._dropping and (len(self._held) > self._most or len(self._lru) > self._most):
             self._sample_less()
 
     def restore(self, block_key: bytes, size: int) -> None:
@@ -105,6 +107,7 @@ class RecencyGuard:
         """Forget the blocks; the balance stays."""
         self._held.clear()
         self._lru.clear()
+        self._dropping.clear()
         self._held_bytes = self._lru_bytes = 0
 
     def _access(self, block_key: bytes, size: int, *, hit: bool) -> None:
@@ -120,14 +123,23 @@ class RecencyGuard:
         self._balance = min(self._balance, _CREDIT * self._accesses)
         if self._accesses >= _HALVE_AFTER:
             self._fade()
+        if self._dropping:
+            self._drop_unsampled()
 
     def _sample_less(self) -> None:
         self._shift += 1
-        self._mask = mask = (1 << self._shift) - 1
-        self._held = {key: size for key, size in self._held.items() if not crc32(key) & mask}
-        self._lru = OrderedDict((key, size) for key, size in self._lru.items() if not crc32(key) & mask)
-        self._held_bytes, self._lru_bytes = sum(self._held.values()), sum(self._lru.values())
+        self._mask = (1 << self._shift) - 1
+        self._dropping = [*self._held, *self._lru]
         self._fade()
+        self._drop_unsampled()
+
+    def _drop_unsampled(self) -> None:
+        """Forget some of the blocks that left the sample."""
+        mask = self._mask
+        for key in self._dropping[-_DROPPED:]:
+            if crc32(key) & mask:
+                self.discard(key)
+        del self._dropping[-_DROPPED:]
 
     def _fade(self) -> None:
         self._balance /= 2

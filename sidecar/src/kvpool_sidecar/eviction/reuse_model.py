@@ -15,7 +15,11 @@ Park, Garthwaite, Ahmad, "Efficient MRC construction with SHARDS", FAST 2015). P
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 from zlib import crc32
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["CLASSES", "REMEMBERED", "ReuseModel"]
 
@@ -26,7 +30,8 @@ _SPAN = 4  # capacities for which a block is remembered at least
 _MAX_SHIFT = 20
 _RENEW_AFTER = 512
 _RENEW_PART = 4  # of the remembered blocks are recorded between two fits at most
-_SLICE = 4096  # remembered blocks that one call counts
+_SLICE = 512  # remembered blocks that one call counts; the table's lock is held meanwhile
+_DROPPED = 64  # keys that one call removes after the sample became smaller
 _HALVE_AFTER = 1 << 20  # so that last week's habits fade
 _PRIOR = 50.0  # blocks that the estimate of all classes counts for in one class
 _FIRST_PRIOR = 20.0  # blocks that the assumption counts for in the estimate of all classes
@@ -70,11 +75,11 @@ class ReuseModel:
         self._again = _zeros()
         self._never = _zeros()
         self._seen = self._renewed = self._halved = 0
-        self._left: list[tuple[int, int]] = []  # of a census under way: class and time of blocks to count
-        self._still = _zeros()
+        self._work: Iterator[None] | None = None  # an update of the index that is under way
+        self._dropping: list[bytes] = []  # keys of which half left the sample
         self.clock = 0
         self._has_retained = False
-        self._index = self._fit(_zeros(), 1) * (2 * CLASSES)
+        self._index = [self._fit(self._never[0], self._common(self._never), 0)] * (2 * CLASSES)
 
     @property
     def grain(self) -> int:
@@ -99,7 +104,9 @@ class ReuseModel:
             uses = max(uses, before % CLASSES + 1)
         uses = min(uses, CLASSES - 1)
         self._waiting[block_key] = (uses + retained, self.clock)
-        if len(self._waiting) > self._remembered:
+        if self._dropping:
+            self._drop_unsampled()
+        elif len(self._waiting) > self._remembered:
             self._make_room()
         self._seen += 1
         return uses
@@ -113,8 +120,16 @@ class ReuseModel:
             return
         self._shift += 1
         self._mask = (1 << self._shift) - 1
-        self._waiting = OrderedDict((key, one) for key, one in self._waiting.items() if not crc32(key) & self._mask)
+        self._dropping = list(self._waiting)
         self._fade()
+
+    def _drop_unsampled(self) -> None:
+        """Forget some of the blocks that left the sample."""
+        mask = self._mask
+        for key in self._dropping[-_DROPPED:]:
+            if crc32(key) & mask:
+                self._waiting.pop(key, None)
+        del self._dropping[-_DROPPED:]
 
     def _fade(self) -> None:
         for row in (*self._again, *self._never):
@@ -131,39 +146,49 @@ class ReuseModel:
         return self._index[uses + CLASSES * retained][_bucket((self.clock - last) // self._grain)]
 
     def refit(self) -> None:
-        """Continue to update the index if enough was recorded. At most a few milliseconds."""
-        if not self._left:
+        """Continue to update the index if enough was recorded: one slice of the work, less than a millisecond."""
+        if self._work is None:
             if self._seen - self._renewed < max(_RENEW_AFTER, len(self._waiting) // _RENEW_PART):
                 return
-            self._renewed = self._seen
-            if self._seen - self._halved >= _HALVE_AFTER:
-                self._halved = self._seen
-                self._fade()
-            self._left = list(self._waiting.values())
-            self._still = _zeros()
-        grain, clock, still = self._grain, self.clock, self._still
-        for uses, since in self._left[-_SLICE:]:
-            still[uses][_bucket((clock - since) // grain)] += 1
-        del self._left[-_SLICE:]
-        if not self._left:
-            plain = self._fit(self._still, CLASSES)
-            retained = self._fit(self._still, 2 * CLASSES)[CLASSES:] if self._has_retained else plain
-            self._index = plain + retained
+            self._work = self._renew()
+        if next(self._work, self._work) is not None:
+            self._work = None
 
-    def _fit(self, still: list[list[float]], classes: int) -> list[list[float]]:
-        """The index by class and age bucket. A class of which little is known is taken to be as all are together."""
+    def _renew(self) -> Iterator[None]:
+        """Update the index, in slices."""
+        self._renewed = self._seen
+        if self._seen - self._halved >= _HALVE_AFTER:
+            self._halved = self._seen
+            self._fade()
+        left, still, grain = list(self._waiting.values()), _zeros(), self._grain
+        while left:
+            clock = self.clock
+            for uses, since in left[-_SLICE:]:
+                still[uses][_bucket((clock - since) // grain)] += 1
+            del left[-_SLICE:]
+            yield
         ended = [[n + w for n, w in zip(*rows, strict=True)] for rows in zip(self._never, still, strict=True)]
+        common = self._common(ended)
+        found = []
+        for number in range(2 * CLASSES if self._has_retained else CLASSES):
+            yield
+            found.append(self._fit(ended[number], common, number))
+        self._index = found if len(found) > CLASSES else found + found
+
+    def _common(self, ended: list[list[float]]) -> list[float]:
+        """The chance of a use in each age bucket, of all classes together."""
         used = [sum(row[b] for row in self._again) for b in range(_BUCKETS)]
         exposed = _exposures(used, [sum(row[b] for row in ended) for b in range(_BUCKETS)])
-        common = [
+        return [
             (n + _FIRST_HAZARD * _FIRST_PRIOR) / (at_risk + _FIRST_PRIOR)
             for n, at_risk in zip(used, exposed, strict=True)
         ]
-        found = []
-        for again, never in list(zip(self._again, ended, strict=True))[:classes]:
-            at_risk = _exposures(again, never)
-            found.append(_gittins([(again[b] + common[b] * _PRIOR) / (at_risk[b] + _PRIOR) for b in range(_BUCKETS)]))
-        return found
+
+    def _fit(self, ended: list[float], common: list[float], number: int) -> list[float]:
+        """The index of one class by age bucket. A class of which little is known is taken to be as all together."""
+        again = self._again[number]
+        at_risk = _exposures(again, ended)
+        return _gittins([(again[b] + common[b] * _PRIOR) / (at_risk[b] + _PRIOR) for b in range(_BUCKETS)])
 
 
 def _exposures(used: list[float], ended: list[float]) -> list[float]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kvpool_sidecar import eviction as evict
 from kvpool_sidecar.blocks.events import DriveIncident
 from kvpool_sidecar.eviction import Entry, EvictionConfig, PerTenant
-from kvpool_sidecar.storage.local.victims import EVICT_BATCH, pop_victims, prefer_clean
+from kvpool_sidecar.storage.local.victims import AT_A_TIME, EVICT_BATCH, pop_victims, prefer_clean
 from kvpool_sidecar.tenancy import limits as quota
 
 if TYPE_CHECKING:
@@ -101,12 +101,17 @@ class NodeEviction:
     def enforce_quota(self, tenant: bytes) -> int:
         """Evict one batch of a tenant that is over its quota, before other tenants lose blocks."""
         table = self.table
-        with table.lock:
-            policy, room = table.policy, table.limits.of(tenant).bytes
-            if not isinstance(policy, PerTenant) or not room:
-                return 0
-            victims = policy.pop_victims_of(tenant, policy.bytes_of(tenant) - room, EVICT_BATCH)
-            table.over_quota[tenant] += len(victims)
+        victims: list[tuple[bytes, Entry]] = []
+        while len(victims) < EVICT_BATCH:
+            with table.lock:
+                policy, room = table.policy, table.limits.of(tenant).bytes
+                if not isinstance(policy, PerTenant) or not room:
+                    break
+                some = policy.pop_victims_of(tenant, policy.bytes_of(tenant) - room, AT_A_TIME)
+                table.over_quota[tenant] += len(some)
+            if not some:
+                break
+            victims += some
         if victims:
             table.doom(victims, "quota")
             table.drives[0].events.emit(DriveIncident("over_quota", len(victims)))
@@ -115,15 +120,22 @@ class NodeEviction:
     def evict_held(self, held: dict[bytes, int], short: int, drive: int) -> None:
         """Evict blocks of the tenants that keep removed files of this drive open, by tag: bytes."""
         table = self.table
-        with table.lock:
-            policy = table.policy
-            if not isinstance(policy, PerTenant):
-                return
-            victims = [
-                victim
-                for tag, size in held.items()
-                for victim in policy.pop_victims_of(tag, min(size, short), EVICT_BATCH, drive=drive)
-            ]
+        victims: list[tuple[bytes, Entry]] = []
+        for tag, size in held.items():
+            need, count = min(size, short), 0
+            while need > 0 and count < EVICT_BATCH:
+                with table.lock:
+                    policy = table.policy
+                    some = (
+                        policy.pop_victims_of(tag, need, AT_A_TIME, drive=drive)
+                        if isinstance(policy, PerTenant)
+                        else []
+                    )
+                if not some:
+                    break
+                victims += some
+                count += len(some)
+                need -= sum(entry.size for _, entry in some)
         table.doom(victims, "space")
 
     def _surplus_bytes(self) -> int:

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from kvpool_sidecar.eviction import Entry
     from kvpool_sidecar.storage.local.node_table import NodeTable
 
-__all__ = ["EVICT_BATCH", "pop_victims", "prefer_clean"]
+__all__ = ["AT_A_TIME", "EVICT_BATCH", "pop_victims", "prefer_clean"]
 
 EVICT_BATCH = 256
-_AT_A_TIME = 1  # each may update a part of the reuse model, which takes milliseconds
+AT_A_TIME = 1  # victims taken while the lock is held; each may update a part of the reuse model
 _CLEAN_VICTIM_ROUNDS = 3  # further batches searched for victims that need no copy first
 
 
@@ -23,7 +23,7 @@ def pop_victims(table: NodeTable, need: int, at_least: int, drive: int | None) -
     freed = 0
     while len(victims) < EVICT_BATCH and (freed < need or len(victims) < at_least):
         with table.lock:
-            some = table.policy.pop_victims(need - freed, _AT_A_TIME, at_least=at_least - len(victims), drive=drive)
+            some = table.policy.pop_victims(need - freed, AT_A_TIME, at_least=at_least - len(victims), drive=drive)
         if not some:
             break
         victims += some
