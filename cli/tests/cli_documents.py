@@ -49,7 +49,7 @@ def documents(world: World | None = None) -> Documents:
         for node, status in w.statuses.items()
         if node not in w.silent_nodes
     }
-    return Documents(objects, statuses, [], NOW.timestamp())
+    return Documents(objects, statuses, [], {}, NOW.timestamp())
 
 
 def sidecar_pod(node: str, number: int) -> dict[str, Any]:

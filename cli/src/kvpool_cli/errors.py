@@ -30,5 +30,9 @@ class UnreachableError(CliError):
     exit_code = UNREACHABLE
 
 
+class ForbiddenError(UnreachableError):
+    """The user has no right to make the request."""
+
+
 class NotFoundError(CliError):
     """The cluster has no such object."""

@@ -6,7 +6,7 @@ import json
 import subprocess
 from typing import TYPE_CHECKING, Any
 
-from kvpool_cli.errors import NotFoundError, UnreachableError, UsageError
+from kvpool_cli.errors import ForbiddenError, NotFoundError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -74,7 +74,10 @@ class Kubectl:
         return found.decode(errors="replace").strip() or "default"
 
     def run(self, *arguments: str, stdin: bytes | None = None) -> bytes:
-        """Return what kubectl prints. Raises NotFoundError, UnreachableError, and UsageError without a kubectl."""
+        """Return what kubectl prints.
+
+        Raises NotFoundError, ForbiddenError, UnreachableError, and UsageError without a kubectl.
+        """
         command = [*self._command, f"--request-timeout={TIMEOUT_S:.0f}s", *arguments]
         try:
             done = subprocess.run(command, capture_output=True, timeout=2 * TIMEOUT_S, check=False, input=stdin)  # noqa: S603
@@ -89,7 +92,9 @@ class Kubectl:
         reason = done.stderr.decode(errors="replace").strip()
         last = reason.splitlines()[-1] if reason else f"kubectl ended with {done.returncode}"
         # kubectl has one exit status for everything: the code of the API's Status is only in its text
-        raise NotFoundError(last) if "(NotFound)" in last else UnreachableError(last)
+        if "(NotFound)" in last:
+            raise NotFoundError(last)
+        raise ForbiddenError(last) if "(Forbidden)" in last else UnreachableError(last)
 
     @staticmethod
     def _object(text: bytes, what: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvpool_cli.errors import CliError, NotFoundError, UnreachableError, UsageError
+from kvpool_cli.errors import CliError, ForbiddenError, NotFoundError, UnreachableError, UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,6 +61,8 @@ class Documents:
     """`{"received": Unix time, "status": JSON}`; a sidecar that did not answer is absent."""
     notes: list[str] = field(default_factory=list)
     """What could not be read, and why."""
+    denied: dict[str, str] = field(default_factory=dict)
+    """Rights that the user lacks, as `verb resource`, by the name of the query or `namespace/pod` of the sidecar."""
     read_at: float = 0.0
 
     def of(self, name: str) -> list[dict[str, Any]]:
@@ -70,7 +72,7 @@ class Documents:
     def dump(self) -> dict[str, Any]:
         """Return JSON values."""
         kept = {"objects": self.objects, "statuses": self.statuses, "notes": self.notes, "readAt": self.read_at}
-        return {"format": FORMAT, **kept}
+        return {"format": FORMAT, **kept, "denied": self.denied}
 
 
 def read(kubectl: Kubectl) -> Documents:
@@ -84,12 +86,16 @@ def read(kubectl: Kubectl) -> Documents:
                 raise problem if not isinstance(problem, NotFoundError) else UnreachableError(str(problem))
             if problem is not None:
                 found.notes.append(f"{query.kinds} could not be read: {problem}")
+            if isinstance(problem, ForbiddenError):
+                found.denied[query.name] = f"list {query.kinds.replace(',', ', ')}"
         sidecars = [pod for pod in found.of("pool_pods") if _is_sidecar(pod)][:_MAX_STATUSES]
         for key, answer in pool.map(lambda pod: _status(kubectl, pod), sidecars):
             if "status" in answer:
                 found.statuses[key] = answer
             else:
                 found.notes.append(f"/status of {key} could not be read: {answer['problem']}")
+            if answer.get("denied"):
+                found.denied[key] = f"get pods/proxy in namespace {key.partition('/')[0]}"
     return found
 
 
@@ -101,7 +107,9 @@ def load(path: Path) -> Documents:
         raise UsageError(f"{path} cannot be read: {e}") from None
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise UsageError(f"{path} is no file of documents: `kubectl kvpool report` writes documents.json")
-    return Documents(found["objects"], found["statuses"], found["notes"], float(found["readAt"]))
+    return Documents(
+        found["objects"], found["statuses"], found["notes"], found.get("denied") or {}, float(found["readAt"])
+    )
 
 
 def _query(kubectl: Kubectl, query: Query) -> tuple[list[dict[str, Any]], CliError | None]:
@@ -127,5 +135,5 @@ def _status(kubectl: Kubectl, pod: dict[str, Any]) -> tuple[str, dict[str, Any]]
     try:
         status = kubectl.raw(f"/api/v1/namespaces/{namespace}/pods/{name}:{_HTTP_PORT}/proxy/status")
     except CliError as e:
-        return key, {"problem": str(e)}
+        return key, {"problem": str(e), "denied": isinstance(e, ForbiddenError)}
     return key, {"received": time.time(), "status": status}

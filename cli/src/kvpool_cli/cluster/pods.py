@@ -73,6 +73,10 @@ def _after_injection(
 ) -> PodState:
     uid, node = str(pod["metadata"].get("uid")), str(section(pod, "spec").get("nodeName") or "")
     report = next((s.report for s in state.snapshot.sidecars if s.node == node), None)
+    if state.missing_rights and not own:
+        text = f"connection: not read, you have no right to {'; '.join(state.missing_rights)}"
+        about = tuple(f for f in state.findings if f.subject == f"KVCachePool {state.key}")
+        return PodState(full, state.key, _with_skipped([*checks, Check("skip", text)]), about, {})
     if report is None or uid not in report.connected_pods:
         if own:
             why = own[0].summary

@@ -25,7 +25,7 @@ _LABELS = ("kvpool.dev/", "app.kubernetes.io/", "pod-security.kubernetes.io/", "
 def redact(documents: Documents) -> Documents:
     """Return the documents without what the diagnosis does not need."""
     kept = {name: [_KEEP.get(name, _own)(item) for item in items] for name, items in documents.objects.items()}
-    return Documents(kept, documents.statuses, documents.notes, documents.read_at)
+    return Documents(kept, documents.statuses, documents.notes, documents.denied, documents.read_at)
 
 
 def _metadata(item: Manifest) -> Manifest:

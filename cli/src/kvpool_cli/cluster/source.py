@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def documents_of(args: argparse.Namespace) -> Documents:
     """Return the documents of `--from` or of the cluster."""
     return load(Path(args.source)) if args.source else read(Kubectl.of(args))
+
+
+def warn_of_missing_rights(documents: Documents) -> None:
+    """Say on stderr what the user may not read, for commands without findings."""
+    for right in dict.fromkeys(documents.denied.values()):
+        print(f"warning: you have no right to {right}", file=sys.stderr)
 
 
 def namespace_of(args: argparse.Namespace) -> str:

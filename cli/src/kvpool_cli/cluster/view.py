@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from kvpool_cli.cluster.rights import missing_rights, of_operator
 from kvpool_cli.errors import NotFoundError, UsageError
 from kvpool_operator.api.conditions import find
 from kvpool_operator.api.findings.codes import Code
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired import labels, names
-from kvpool_operator.diagnosis import ClusterObjects, PoolFinding, diagnose
+from kvpool_operator.diagnosis import OF_CLUSTER, ClusterObjects, PoolFinding, diagnose
 from kvpool_operator.diagnosis.finding import make
 from kvpool_operator.errors import InvalidPoolError
 from kvpool_operator.injection.revision import revisions
@@ -49,6 +50,8 @@ class PoolState:
     groups: tuple[FingerprintGroup, ...] = ()
     raw_statuses: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """`/status` of the sidecars by node."""
+    missing_rights: tuple[str, ...] = ()
+    """Rights without which the pool cannot be evaluated here; status and findings are then the operator's."""
 
 
 def pool_keys(documents: Documents) -> list[str]:
@@ -83,12 +86,17 @@ def pool_state(documents: Documents, key: str) -> PoolState:
     except InvalidPoolError as e:
         finding = make(Code.INVALID_SPEC, f"KVCachePool {key}", str(e))
         return PoolState(key, raw, Snapshot(raw=raw), live, (finding,))
+    missing = missing_rights(documents, namespace, name)
     now = datetime.fromtimestamp(documents.read_at, UTC)
     raw_by_address, snapshot = _snapshot(documents, pool, raw, now)
     outcome = _outcome(pool, live, documents, snapshot)
     subject = condition_input(pool, snapshot, outcome)
     verdicts = evaluate_conditions(subject)
-    findings = diagnose(observed(subject, verdicts, _cluster(documents, pool, raw)))
+    seen = observed(subject, verdicts, _cluster(documents, pool, raw))
+    if missing:  # what was not read must not look like what is not there
+        findings = of_operator(live, diagnose(seen, OF_CLUSTER), key, missing)
+        return PoolState(key, raw, snapshot, live, findings, missing_rights=missing)
+    findings = diagnose(seen)
     status = make_status(pool, snapshot, outcome, str(live.get("poolID") or ""), _rfc3339(now))
     by_node = {s.node: raw_by_address[s.address] for s in snapshot.sidecars if s.address in raw_by_address}
     return PoolState(key, raw, snapshot, status, findings, subject.fingerprint_groups, by_node)

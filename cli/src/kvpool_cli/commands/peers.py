@@ -27,6 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from kvpool_cli.cluster.view import choose, pool_state
 
     documents = source.documents_of(args)
+    source.warn_of_missing_rights(documents)
     rows = []
     for key in choose(documents, args.pool, args.namespace or ""):
         for sidecar in pool_state(documents, key).raw_statuses.items():
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
     def text(style: Style) -> str:
         if not rows:
-            return "no node has a peer"
+            return "no peer could be read" if documents.denied else "no node has a peer"
         cells = [[r["pool"], r["node"], r["peer"], r["state"], r["reason"]] for r in rows]
         return table(cells, ("POOL", "NODE", "READS FROM", "STATE", "REASON"), style=style)
 

@@ -105,7 +105,7 @@ def _peers(state: PoolState) -> str:
     counts = peer_counts(state)
     total = sum(counts.values())
     if not total:
-        return "no node has a peer"
+        return "not read" if state.missing_rights else "no node has a peer"
     rest = f", {counts['unverified']} not probed yet" if counts["unverified"] else ""
     return f"{counts['verified']} of {total} reads between nodes verified, {counts['failed']} fail{rest}"
 

@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     from kvpool_cli.cluster.view import choose, pool_state
 
     documents = source.documents_of(args)
+    source.warn_of_missing_rights(documents)
     states = [pool_state(documents, key) for key in choose(documents, args.pool, args.namespace or "")]
     if args.what == "tenants":
         rows = [row for state in states for row in tenant_rows(state, documents)]

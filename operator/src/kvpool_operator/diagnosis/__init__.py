@@ -11,7 +11,7 @@ from kvpool_operator.diagnosis.observed import ClusterObjects, Observed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-__all__ = ["ANALYZERS", "ClusterObjects", "Observed", "PoolFinding", "diagnose"]
+__all__ = ["ANALYZERS", "OF_CLUSTER", "ClusterObjects", "Observed", "PoolFinding", "diagnose"]
 
 ANALYZERS: Final[tuple[Callable[[Observed], Iterator[PoolFinding]], ...]] = (
     conditions.from_conditions,
@@ -34,6 +34,15 @@ ANALYZERS: Final[tuple[Callable[[Observed], Iterator[PoolFinding]], ...]] = (
     nodes.blocking_policies,
     nodes.broken_operator,
 )
+
+OF_CLUSTER: Final[tuple[Callable[[Observed], Iterator[PoolFinding]], ...]] = (
+    injection.labels_on_workloads,
+    injection.pods_of_unknown_pools,
+    injection.rejected_pods,
+    nodes.blocking_policies,
+    nodes.broken_operator,
+)
+"""Analyzers that read `Observed.cluster` only: they need no answer of a sidecar."""
 
 
 def diagnose(

@@ -237,3 +237,11 @@ TENANT_NOT_IN_EFFECT: Final = Row(
     "The namespace has other blocks and another quota than intended.",
     "Correct the KVCacheTenant as the message says.",
 )
+RIGHTS_MISSING: Final = Row(
+    "KVP0906",
+    Severity.INFO,
+    "The command lacks a right",
+    "Your account may not make a request that the diagnosis needs; the message names the right.",
+    "The command shows the findings that the operator wrote to the status of the pool.",
+    "Have your account bound to a ClusterRole with the right, such as that of `examples/diagnosis-rights.yaml`.",
+)
