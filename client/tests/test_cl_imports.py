@@ -29,6 +29,7 @@ EVERYWHERE = [
     "kvpool.engines.common.lookups",
     "kvpool.engines.common.self_test",
     "kvpool.engines.common.settings",
+    "kvpool.engines.common.stores",
     "kvpool.engines.common.tasks",
     "kvpool.engines.common.weights",
     "kvpool.engines.common.without_pool",

@@ -2,8 +2,9 @@
 
     python lmcache_process.py MODEL          configured by LMCACHE_* in the environment
 
-Commands: {"put": [token, ...], "tags": {...}}, {"contains": [...]}, {"get": [...]}, {"remove": [...]}, {"stats": true}.
-Each chunk of a put is filled with a number that follows from its hash. Answers are lines that start with `@@`.
+Commands: {"put": [token, ...], "tags": {...}, "single": true}, {"contains": [...]}, {"get": [...]}, {"remove": [...]},
+{"stats": true}. Each chunk of a put is filled with a number that follows from its hash; `single`: each is put by a call
+of its own. Answers are lines that start with `@@`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def main(model: str) -> None:
     shape = metadata.get_shapes()[0]
     for line in sys.stdin:
         command = json.loads(line)
-        ((what, tokens),) = [(k, v) for k, v in command.items() if k != "tags"]
+        ((what, tokens),) = [(k, v) for k, v in command.items() if k not in ("tags", "single")]
         if what == "stats":
             say(**connector.stats())
             continue
@@ -53,7 +54,9 @@ def main(model: str) -> None:
             for memory, mark in zip(objects, marks, strict=True):
                 memory.tensor.fill_(mark)
             before = connector.stats()["stores"].get("stored", 0)
-            manager.batched_put(keys, objects)
+            step = 1 if command.get("single") else len(keys)
+            for start in range(0, len(keys), step):
+                manager.batched_put(keys[start : start + step], objects[start : start + step])
             deadline = time.monotonic() + 30
             while connector.stats()["stores"].get("stored", 0) < before + len(keys) and time.monotonic() < deadline:
                 time.sleep(0.01)

@@ -90,6 +90,15 @@ def test_what_one_storage_manager_puts_another_gets_from_its_node(
     assert b.ask(stats=True)["fingerprint"] == a.ask(stats=True)["fingerprint"]
 
 
+def test_a_prompt_of_200_chunks_that_are_put_one_by_one_is_stored_whole(
+    cluster: Cluster, storages: tuple[Storage, Storage]
+) -> None:
+    a, b = storages
+    put(cluster, a, prompt(10, chunks=200), single=True)  # three times what may be in flight at once
+    assert a.ask(stats=True)["not_stored"] == {}
+    assert b.ask(contains=prompt(10, chunks=200))["prefix"] == 200
+
+
 def test_tags_of_requests_are_apart(cluster: Cluster, storages: tuple[Storage, Storage]) -> None:
     a, b = storages
     put(cluster, a, prompt(3), tags={"user": "one"})

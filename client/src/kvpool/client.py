@@ -5,7 +5,8 @@ failure is a miss with a reason (kvpool.stats.Reason) and a counter. Payload mov
 and file descriptors or peer streams (kvpool.transport.transfer); the sidecar provides the descriptors only.
 
 Deadlines are values of time.monotonic(). The defaults follow the pool's configuration: 20 ms for a lookup; for a load
-three times its bytes divided by the expected bandwidth, at least 100 ms; 10 s for a store (in the engine's background).
+three times its bytes divided by the expected bandwidth, at least 100 ms; for a store (in the engine's background) 10 s
+more than that, at most one minute.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["Client"]
 
 _log = logging.getLogger("kvpool")
+_MAX_STORE_S = 60.0  # whatever its bytes: a store holds memory of the engine until it ends
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -227,13 +229,12 @@ class Client:
 
         `engine_blocks`: each block's identity in the engine, for pools that publish KV events
         (docs/reference/kv-events.md); `salts`: the cache salt of its request, for pools whose blocks can be purged by
-        salt (docs/how-to/operations.md). Either is ignored unless it has one entry per block. A salt never leaves this
-        process: headers hold a keyed tag of it.
+        salt (docs/how-to/operations.md). Each has one entry per block, or is ignored. Headers have keyed tags of salts.
         """
         began = time.monotonic()
         views, requests = _requests(block_ids, buffers, writable=False)
         if deadline is None:
-            deadline = time.monotonic() + self.store_seconds
+            deadline = time.monotonic() + self.store_seconds(sum(len(request.view) for request in requests))
         engine_blocks = engine_blocks if len(engine_blocks) == len(block_ids) else ()
         salts = salts if len(salts) == len(block_ids) else ()
         span = tracing.start("kvpool.store", len(block_ids))
@@ -250,7 +251,7 @@ class Client:
         session in the prompt's order, at most MAX_HINT_BLOCKS; empty: those that the sidecar knows. Call it from a
         background thread, after the blocks were stored: it may wait `store_seconds` for a connection. No reply.
         """
-        deadline = time.monotonic() + self.store_seconds
+        deadline = time.monotonic() + self.store_seconds()
         return self._session.hint(kind, session[:MAX_SESSION], seconds, block_ids[:MAX_HINT_BLOCKS], deadline)
 
     def report(self) -> None:
@@ -275,10 +276,11 @@ class Client:
         """Default time limit of a lookup."""
         return self._session.deadlines.lookup_ms / 1000
 
-    @property
-    def store_seconds(self) -> float:
-        """Default time limit of a store."""
-        return self._session.deadlines.store_ms / 1000
+    def store_seconds(self, payload_bytes: int = 0) -> float:
+        """Return the default time limit of a store of `payload_bytes` (see the module)."""
+        d = self._session.deadlines
+        base = d.store_ms / 1000
+        return max(base, min(_MAX_STORE_S, base + 3 * payload_bytes / (max(1, d.load_expected_mb_s) * 1e6)))
 
     @property
     def wants_engine_blocks(self) -> bool:

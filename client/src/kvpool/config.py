@@ -203,7 +203,7 @@ class Deadlines:
     lookup_ms: int = doc("Deadline of a lookup, in milliseconds.", default=20)
     load_min_ms: int = doc("Shortest deadline of a load, in milliseconds.", default=100)
     load_expected_mb_s: int = doc("Expected bandwidth in MB/s; a load may take three times as long.", default=1000)
-    store_ms: int = doc("Deadline of a background store, in milliseconds.", default=10_000)
+    store_ms: int = doc("Deadline of a small background store, in milliseconds; more bytes get longer.", default=10_000)
     breaker_failures: int = doc("Consecutive failures that open the circuit breaker: calls then miss.", default=5)
     breaker_cooldown_ms: int = doc("Milliseconds that the circuit breaker stays open before a trial.", default=1000)
 
@@ -329,7 +329,9 @@ class ClientConfig:
     pool: str = doc("namespace/name of the pool, for messages only.", default="")
     connections: int = doc("Connections to the sidecar (at most 8).", default=4)
     connect_retry_ms: int = doc("Longest pause between connection attempts, in milliseconds.", default=1000)
-    max_inflight_stores: int = doc("Blocks being stored before new stores are dropped.", default=64)
+    max_inflight_stores: int = doc(
+        "Blocks being stored before new stores are dropped; of LMCache, blocks of one batch.", default=64
+    )
     trust_lora_names: bool = doc(
         "vLLM with LoRA adapters: an adapter's name and path identify the same weights on every pod. If false, such "
         "an engine shares its blocks with no other.",

@@ -267,8 +267,8 @@ def test_a_store_that_is_given_up_holds_its_memory_until_it_has_ended(
     assert until(lambda: memory.references == 0)
 
 
-def test_stores_beyond_the_limit_are_dropped(engine: Callable[..., Engine], fake: FakeSidecar) -> None:
-    one = engine(settings={"max_inflight_stores": 2})
+def test_stores_beyond_the_limit_are_dropped_and_counted(engine: Callable[..., Engine], fake: FakeSidecar) -> None:
+    one = engine(settings={"store_queue_bytes": 2 * SIZE})
     gate = threading.Event()
     fake.faults[Op.BEGIN] = lambda *_: gate.wait(20) and False
     held = [filled(n) for n in range(3)]
@@ -277,9 +277,10 @@ def test_stores_beyond_the_limit_are_dropped(engine: Callable[..., Engine], fake
     one.run(one.connector.put(chunk(2), held[2]))
     assert held[2].references == 1
     assert one.connector.dropped == 1
+    assert one.connector.stats()["not_stored"] == {"busy": 1}
     gate.set()
     first.result(20)
-    assert until(lambda: one.connector._inflight == 0)
+    assert until(lambda: one.connector._queued_bytes == 0)
 
 
 def test_a_closed_connector_answers_without_the_pool(engine: Callable[..., Engine]) -> None:
@@ -290,7 +291,7 @@ def test_a_closed_connector_answers_without_the_pool(engine: Callable[..., Engin
     assert one.run(one.connector.exists(chunk(1))) is False
     assert one.connector.batched_contains([chunk(1)]) == 0
     put(one, [chunk(2)])
-    assert one.connector._inflight == 0
+    assert one.connector._queued_bytes == 0
     assert one.balanced()
 
 
@@ -316,7 +317,7 @@ def test_what_waits_when_the_connector_is_closed_ends_without_an_exception(
     gate.set()
     assert first.result(20) is None
     assert until(lambda: [memory.references for memory in held] == [1, 1])
-    assert one.connector._inflight == 0
+    assert one.connector._queued_bytes == 0
 
 
 def test_nonsense_is_a_miss(engine: Callable[..., Engine]) -> None:
@@ -370,7 +371,7 @@ def test_cancelling_at_any_time_loses_no_memory_and_no_byte(engine: Callable[...
                 hits += 1
     assert hits > 0
     assert until(lambda: one.balanced() and all(m.references == 0 for m in put_held))
-    assert until(lambda: one.connector._inflight == 0)
+    assert until(lambda: one.connector._queued_bytes == 0)
 
 
 def test_the_adapter_takes_its_own_urls_only() -> None:

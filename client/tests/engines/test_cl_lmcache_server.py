@@ -354,10 +354,10 @@ def test_a_sidecar_that_does_not_answer_costs_a_lookup_its_deadline(
     gate.set()
 
 
-def test_stores_beyond_the_queue_fail_at_once_and_hold_no_memory(
-    make: Callable[..., Server], fake: FakeSidecar
+def test_stores_beyond_the_queue_fail_at_once_hold_no_memory_and_are_counted(
+    make: Callable[..., Server], fake: FakeSidecar, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = make(max_inflight_stores=4)
+    server = make(store_queue_bytes=4 * SIZE)
     server.store([key(0)], [filled(0)])
     gate = threading.Event()
     fake.faults[Op.BEGIN] = lambda *_: gate.wait(20) and False
@@ -370,6 +370,8 @@ def test_stores_beyond_the_queue_fail_at_once_and_hold_no_memory(
     assert until(lambda: done.update(a.pop_completed_store_tasks()) or first in done)
     assert done == {first: 4 * SIZE}
     assert a.report_status()["dropped"]["stores"] == 1
+    assert a.report_status()["not_stored"] == {"busy": 1}
+    assert "1 chunks were not stored: busy 1" in caplog.text
 
 
 def test_close_waits_for_what_touches_lmcaches_memory(make: Callable[..., Server], fake: FakeSidecar) -> None:

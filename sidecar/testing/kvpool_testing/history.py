@@ -199,7 +199,7 @@ class RecordingClient:
         for block_id, buffer in zip(block_ids, buffers, strict=True):
             self._history.will_store(self.tenant, block_id, block.checksum(buffer))
         started = time.monotonic()
-        until = started + self._client.store_seconds if deadline is None else deadline
+        until = started + self._client.store_seconds() if deadline is None else deadline
         results: list[StoreResult] = []
         with self._nothing_escapes("store"):
             results = self._client.put_from(block_ids, buffers, until)

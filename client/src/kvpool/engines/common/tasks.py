@@ -29,6 +29,8 @@ class Tasks(Generic[T]):
     Work that is submitted while the pending weight is `limit` or more does not run: its outcome is `otherwise`
     immediately, as it is if the work raises or the tasks are closed before it starts. `wake` is called after each
     outcome; it may raise. `numbers` provides the numbers of the tasks.
+
+    `count` of a task: how much `dropped` grows by if it does not run.
     """
 
     def __init__(self, name: str, threads: int, limit: int, wake: Callable[[], None], numbers: Iterator[int]) -> None:
@@ -40,20 +42,25 @@ class Tasks(Generic[T]):
         self._outcomes: dict[int, T] = {}
         self._weight = 0
         self._closed = False
-        self.dropped = 0  # weight of tasks that were not run
+        self.dropped = 0  # count of tasks that were not run
 
     @property
     def pending(self) -> int:
         """Weight of queued and running tasks."""
         return self._weight
 
-    def submit(self, work: Callable[[], T], otherwise: T, weight: int = 1) -> int:
+    @property
+    def is_closed(self) -> bool:
+        """True after `close` began."""
+        return self._closed
+
+    def submit(self, work: Callable[[], T], otherwise: T, weight: int = 1, count: int = 1) -> int:
         """Run `work` in the background. Return the number of its outcome."""
         with self._condition:
             number = next(self._numbers)
             drop = self._closed or self._weight >= self._limit
             self._weight += 0 if drop else weight
-            self.dropped += weight if drop else 0
+            self.dropped += count if drop else 0
         if drop:
             self._settle(number, otherwise, 0)
         else:

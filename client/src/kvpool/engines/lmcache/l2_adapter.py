@@ -13,6 +13,7 @@ and
     tag                 text: servers with different tags share nothing
     revision            of the model, where its files are not on this node
     max_capacity_bytes  LMCache evicts above this size; 0, the default: only the pool evicts
+    store_queue_bytes   that wait to be stored, by default half of LMCache's memory; more are not stored, and counted
 
 Without a sidecar, or after any error, lookups miss and the engines compute. The interface is LMCache's
 `L2AdapterInterface` (lmcache/v1/distributed/l2_adapters/base.py). The code that needs no LMCache is in the other
@@ -32,6 +33,7 @@ from kvpool.client import Client
 from kvpool.engines.common.client_cache import ClientCache
 from kvpool.engines.common.self_test import SelfTests, is_trusted
 from kvpool.engines.common.settings import client_config
+from kvpool.engines.common.stores import UnstoredCounter, put_in_batches, queue_bytes
 from kvpool.engines.common.tasks import Tasks
 from kvpool.engines.common.without_pool import report_without_pool
 from kvpool.engines.lmcache.fingerprint import (
@@ -76,7 +78,7 @@ _MAX_NAMESPACES = 16  # models, parallel sizes and layouts that one server serve
 _MAX_NAMES = 262_144  # chunks whose sizes are known, for usage
 _MAX_PENDING = 256  # pending lookups, and pending loads
 _CLOSE_S = 15.0  # running transfers use LMCache's memory until they end; all have deadlines
-_SETTINGS = ("tag", "revision", "max_capacity_bytes")
+_SETTINGS = ("tag", "revision", "max_capacity_bytes", "store_queue_bytes")
 
 
 class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
@@ -94,7 +96,9 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         store, lookup, load = (waker.notify for waker in self._wakers)
         numbers = itertools.count(1)
         c = self._config
-        self._stores: Tasks[Any] = Tasks("kvpool-store", 1, c.max_inflight_stores, store, numbers)
+        room = queue_bytes(getattr(l1_memory_desc, "size", 0), mine.get("store_queue_bytes"))
+        self._stores: Tasks[Any] = Tasks("kvpool-store", 1, room, store, numbers)
+        self._unstored = UnstoredCounter(_log)
         self._lookups: Tasks[Any] = Tasks("kvpool-lookup", 2, _MAX_PENDING, lookup, numbers)
         self._loads: Tasks[Any] = Tasks("kvpool-load", max(1, c.connections - 2), _MAX_PENDING, load, numbers)
         self._clients: ClientCache[FingerprintNamespace] = ClientCache(self._connect, _MAX_NAMESPACES)
@@ -121,9 +125,14 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         return int(self._wakers[2].fileno())
 
     def submit_store_task(self, keys: list[Any], objects: list[Any]) -> int:
-        """Store objects in the background. Fails immediately while the store queue is full."""
+        """Store objects in the background. Fails immediately while the store queue is full, and is counted."""
         keys, objects = list(keys), list(objects)
-        return self._stores.submit(lambda: self._store(keys, objects), L2StoreResult(False, 0), max(1, len(keys)))
+        dropped = self._stores.dropped
+        weight = max(1, sum(map(_size, objects)))
+        task = self._stores.submit(lambda: self._store(keys, objects), L2StoreResult(False, 0), weight, len(keys))
+        if self._stores.dropped > dropped:
+            self._unstored.add(Reason.BUSY, len(keys))
+        return task
 
     def pop_completed_store_tasks(self) -> dict[int, Any]:
         """Return outcomes of stores since the last call."""
@@ -178,6 +187,7 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             "socket": self._config.socket,
             "fingerprints": {c.fingerprint.hex(): c.stats() for c in clients},
             "stored_object_count": len(self._inventory),
+            "not_stored": self._unstored.snapshot(),
             "pending": {"stores": self._stores.pending, "lookups": self._lookups.pending, "loads": self._loads.pending},
             "dropped": {"stores": self._stores.dropped, "lookups": self._lookups.dropped, "loads": self._loads.dropped},
         }
@@ -272,9 +282,13 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
         stored, size = [], 0
         patience = self._config.deadlines.store_ms / 1000  # stores are asynchronous
         until = time.monotonic() + patience
-        for client, places, block_ids in self._parts(keys, self._layouts(objects), until):
+        parts = self._parts(keys, self._layouts(objects), until)
+        self._unstored.add(Reason.REFUSED, len(keys) - sum(len(places) for _, places, _ in parts))
+        for client, places, block_ids in parts:
             salts = [salt_of(keys[i]) for i in places]
-            results = client.put_from(block_ids, [views[i] for i in places], salts=salts)
+            buffers = [views[i] for i in places]
+            results = put_in_batches(client, block_ids, buffers, salts, lambda: self._stores.is_closed)
+            self._unstored.add_results(results)
             stored += [(keys[i], len(views[i])) for i, r in zip(places, results, strict=True) if r.ok]
             size += sum(r.bytes for r in results)
         new, gone = self._inventory.store(stored)
@@ -297,6 +311,13 @@ class PoolL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self._refused.add(what)
             _log.error("kvpool: %s", why)
             report_without_pool(why, "lmcache")
+
+
+def _size(memory: Any) -> int:
+    try:
+        return int(memory.get_size())
+    except Exception:  # a memory object of another release: the number of objects is bounded then
+        return 1 << 20
 
 
 def interface_problem() -> str:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kvpool.client import Client
 from kvpool.engines.common.self_test import SelfTest, is_trusted
 from kvpool.engines.common.settings import client_config
+from kvpool.engines.common.stores import UnstoredCounter, put_in_batches, queue_bytes
 from kvpool.engines.common.without_pool import report_without_pool
 from kvpool.engines.lmcache.fingerprint import (
     FingerprintNamespace,
@@ -45,6 +46,7 @@ from kvpool.engines.lmcache.rechecks import Rechecks
 from kvpool.engines.tested_versions import is_tested
 from kvpool.protocol.keys import block_id, fingerprint
 from kvpool.protocol.wire import Tier
+from kvpool.stats import Reason
 
 try:
     import lmcache
@@ -65,7 +67,7 @@ __all__ = ["PoolConnector", "PoolConnectorAdapter"]
 _log = logging.getLogger("lmcache.kvpool")  # under LMCache's own logger, so that the engine's log shows it
 
 _SCHEME = "plugin://kvpool"
-_NOT_SETTINGS = ("module_path", "class_name", "tag", "revision")
+_NOT_SETTINGS = ("module_path", "class_name", "tag", "revision", "store_queue_bytes")
 _MAX_DELETED = 65_536
 T = TypeVar("T")
 
@@ -98,8 +100,11 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         self._layout = layout_of(self.meta_shapes, self.meta_dtypes)
         self._deleted: StoredInventory[bytes] = StoredInventory(_MAX_DELETED)
         self._lock = threading.Lock()
-        self._inflight = 0
-        self.dropped = 0  # chunks that were not stored because too many were in flight
+        self._queued_bytes = 0
+        self._queue_bytes = queue_bytes(_memory_bytes(config), settings.get("store_queue_bytes"))
+        self._closing = False
+        self.dropped = 0  # chunks that were not stored because too many bytes waited
+        self._unstored = UnstoredCounter(_log)
         self._warned: set[str] = set()
         self._client: Client | None = None
         self._self_test = SelfTest()
@@ -169,13 +174,14 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         return True
 
     async def batched_put(self, keys: list[Any], memory_objs: list[Any]) -> None:
-        """Store chunks; dropped while too many are in flight."""
-        count = len(keys)
+        """Store chunks; dropped, and counted, while too many bytes wait."""
+        size = sum(len(memoryview(o.byte_array).cast("B")) for o in memory_objs)
         with self._lock:
-            room = self._inflight < self._config.max_inflight_stores
-            self._inflight += count if room else 0
-            self.dropped += 0 if room else count
+            room = self._queued_bytes < self._queue_bytes
+            self._queued_bytes += size if room else 0
+            self.dropped += 0 if room else len(keys)
         if not room:
+            self._unstored.add(Reason.BUSY, len(keys))
             return
         for held in memory_objs:
             held.ref_count_up()
@@ -183,7 +189,7 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         def done(_: object) -> None:
             _release(memory_objs)
             with self._lock:
-                self._inflight -= count
+                self._queued_bytes -= size
 
         await self._in(self._stores, lambda: self._store(keys, memory_objs), None, always=done)
 
@@ -195,6 +201,7 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
 
     async def close(self) -> None:
         """Cancel queued work and release everything."""
+        self._closing = True
         if self._client is not None:
             self._client.close()
         for executor in (self._lookups, self._loads, self._stores):
@@ -206,7 +213,8 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
         """Return the client's counters, its connection state and the fingerprint, for display."""
         if (client := self._client) is None:
             return {"connected": False}
-        return {"connected": client.connected, "fingerprint": client.fingerprint.hex(), **client.stats()}
+        counts = {**client.stats(), "not_stored": self._unstored.snapshot()}
+        return {"connected": client.connected, "fingerprint": client.fingerprint.hex(), **counts}
 
     def _connect(self, config: Any, metadata: Any, settings: dict[str, Any]) -> Client:
         version = str(lmcache.__version__)
@@ -288,7 +296,9 @@ class PoolConnector(RemoteConnector):  # type: ignore[misc]
             if len(whole) < len(pairs):
                 self._warn_once("part", "only full chunks are stored: remove save_unfull_chunk")
             block_ids = [self._block_id(client, key) for key, _ in whole]
-            client.put_from(block_ids, [memoryview(o.byte_array).cast("B") for _, o in whole])
+            views = [memoryview(o.byte_array).cast("B") for _, o in whole]
+            self._unstored.add(Reason.REFUSED, len(pairs) - len(whole))
+            self._unstored.add_results(put_in_batches(client, block_ids, views, is_closed=lambda: self._closing))
             self._deleted.store((block_id, 0) for block_id in block_ids if self._deleted.is_deleted(block_id))
         except Exception:
             _log.exception("kvpool: a store failed")
@@ -336,6 +346,11 @@ def _release(held: Sequence[Any]) -> None:
         if memory is not None:
             with contextlib.suppress(Exception):
                 memory.ref_count_down()
+
+
+def _memory_bytes(config: Any) -> float:
+    memory_gib = getattr(config, "max_local_cpu_size", 0)
+    return memory_gib * 2**30 if isinstance(memory_gib, int | float) else 0
 
 
 def _blocker(config: Any) -> str:

@@ -123,7 +123,7 @@ class PageTransfer:
         def move(part: Sequence[str], buffers: list[memoryview]) -> list[bool]:
             if not deadline:
                 size = len(keys) * len(buffers[0])
-                seconds = client.load_seconds(size) if is_load else client.store_seconds
+                seconds = (client.load_seconds if is_load else client.store_seconds)(size)
                 deadline.append(time.monotonic() + seconds)
             return self.blocks(client, pages.flat_block_ids(client, part), buffers, deadline[0], is_load=is_load)
 
