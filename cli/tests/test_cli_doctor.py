@@ -203,3 +203,16 @@ def test_report_writes_a_file_that_doctor_reads(tmp_path: Path, ask: Any, capsys
     assert entry.main(["doctor", "--from", str(tmp_path / "kvpool-report" / "documents.json")]) == 1
     assert "[KVP0402]" in capsys.readouterr().out
     assert ask(world, "report", "--file", str(path))[0] == 2
+
+
+def test_fingerprints_diff_keeps_the_tokenizer_apart_from_what_must_be_equal(ask: Any):
+    world = World()
+    world.statuses["node-0"]["fingerprints"][0]["fields"]["prompt.tokenizer"] = "a"
+    world.statuses["node-1"]["fingerprints"][0]["fields"]["prompt.tokenizer"] = "b"
+    status, text = ask(world, "fingerprints", "diff", "team-a/x", "team-a/y")
+    assert status == 0
+    assert text.endswith("These engines share their blocks. They turn prompts into tokens differently: tokenizer.\n")
+    world.set_fingerprint("node-1", kv_dtype="77ab0000", prompt__tokenizer="b")
+    status, text = ask(world, "fingerprints", "diff", "team-a/x", "team-a/y")
+    assert status == 1
+    assert "To share: the same kv_dtype. They turn" in text

@@ -18,6 +18,8 @@ HELP = "compare the fingerprints of two engine pods"
 DESCRIPTION = "Compare the inputs of the fingerprints of two engine pods. Values are 8-digit digests."
 CLUSTER = True
 
+_PROMPT = "prompt."  # of fields that are no part of the fingerprint: tokenizer and chat template
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the action and the pods."""
@@ -35,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     names = ["/".join(pod_name(text, namespace)) for text in (args.one, args.other)]
     found = [fingerprints_of(documents, name) for name in names]
     one, other, rows = closest(found[0], found[1])
-    differing = [row["field"] for row in rows if not row["equal"]]
+    differing = [row["field"] for row in rows if not row["equal"] and not row["field"].startswith(_PROMPT)]
+    prompts = [row["field"].removeprefix(_PROMPT) for row in rows if _differs_in_prompts(row)]
     shared = one["digest"] == other["digest"]
     data = {"pods": names, "digests": [one["digest"], other["digest"]], "equal": shared, "fields": rows}
 
@@ -43,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
         cells = [[r["field"], r["values"][0], r["values"][1], "" if r["equal"] else "<- differs"] for r in rows]
         verdict = "These engines share their blocks." if shared else "These engines share nothing. To share: the same "
         verdict += "" if shared else f"{', '.join(differing) or 'version of the client (fields are not reported)'}."
+        if prompts:
+            verdict += f" They turn prompts into tokens differently: {', '.join(prompts)}."
         return "\n".join([table(cells, ("FIELD", *names, ""), style=style), "", verdict])
 
     emit(args, data, text)
@@ -75,6 +80,10 @@ def closest(
     """The most similar pair, with its fields; fields that differ come first."""
     pairs = [(a, b, _rows(a.get("fields") or {}, b.get("fields") or {})) for a in one for b in other]
     return min(pairs, key=lambda pair: (pair[0]["digest"] != pair[1]["digest"], sum(not r["equal"] for r in pair[2])))
+
+
+def _differs_in_prompts(row: dict[str, Any]) -> bool:
+    return not row["equal"] and row["field"].startswith(_PROMPT) and "-" not in row["values"]
 
 
 def _rows(one: dict[str, str], other: dict[str, str]) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ ANALYZERS: Final[tuple[Callable[[Observed], Iterator[PoolFinding]], ...]] = (
     injection.rejected_pods,
     engines.silent_engines,
     engines.engines_apart,
+    engines.prompts_apart,
     engines.untested_engines,
     blocks.missed_tokens,
     blocks.unfound_prompts,

@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.findings.codes import Code
+from kvpool_operator.api.findings.row import Severity
 from kvpool_operator.diagnosis.finding import make
-from kvpool_operator.observe.fingerprints import PRIVATE_FIELDS, differing_fields, explain, find_gaps
+from kvpool_operator.observe.fingerprints import (
+    PRIVATE_FIELDS,
+    differing_fields,
+    explain,
+    explain_prompts,
+    find_gaps,
+    find_prompt_gaps,
+)
 from kvpool_operator.text import summarize
 
 if TYPE_CHECKING:
@@ -16,10 +24,19 @@ if TYPE_CHECKING:
     from kvpool_operator.diagnosis.observed import Observed
     from kvpool_operator.observe.engine_connections import SilentPod
 
-__all__ = ["engines_apart", "silent_engines", "untested_engines"]
+__all__ = ["engines_apart", "prompts_apart", "silent_engines", "untested_engines"]
 
 _MAX_SILENT: Final = 16
 _HASH_FIELDS: Final = frozenset({"hash_seed", "hash_algorithm", "hash_probe"})
+_HASH_FIXES: Final = {
+    "hash_algorithm": "give the engines the same --prefix-caching-hash-algo, and restart them",
+    "hash_probe": "set one PYTHONHASHSEED on the engines, or --prefix-caching-hash-algo sha256_cbor: "
+    "without a fixed seed each process hashes differently",
+}
+_PROMPT_FIXES: Final = {
+    "prompt.tokenizer": "give the engines the same files of the tokenizer, and restart them",
+    "prompt.chat_template": "give the engines the same chat template, and restart them",
+}
 _CHUNK_FIELDS: Final = frozenset({"blocks_per_chunk", "block_tokens", "chunk_size", "chunk_tokens", "tokens"})
 
 
@@ -54,6 +71,14 @@ def engines_apart(i: Observed) -> Iterator[PoolFinding]:
         yield make(_code_of(fields), f"Model {gap.namespace}/{gap.model}", explain(gap, by_digest), fix=_fix_of(fields))
 
 
+def prompts_apart(i: Observed) -> Iterator[PoolFinding]:
+    """Engines of one namespace and model with another tokenizer or chat template: prompts get other hashes."""
+    for gap in find_prompt_gaps((report for _, report in i.reports), i.snapshot.engines.names):
+        subject = f"Model {gap.namespace}/{gap.model}"
+        fix = _PROMPT_FIXES[gap.fields[-1]]
+        yield make(Code.HASHES_DIFFER, subject, explain_prompts(gap), fix=fix, severity=Severity.WARNING)
+
+
 def _code_of(fields: Sequence[str]) -> Code:
     names = set(fields)
     if names & PRIVATE_FIELDS:
@@ -66,6 +91,9 @@ def _code_of(fields: Sequence[str]) -> Code:
 
 
 def _fix_of(fields: Sequence[str]) -> str:
+    fix = next((_HASH_FIXES[name] for name in fields if name in _HASH_FIXES), "")
+    if fix and _code_of(fields) is Code.HASHES_DIFFER:
+        return fix
     if _code_of(fields) is not Code.FINGERPRINTS_DIFFER or not fields:
         return ""
     return f"give the engines the same {summarize(fields)}, and restart them"

@@ -11,6 +11,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from kvpool_operator.text import summarize
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -18,11 +20,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PRIVATE_FIELDS",
+    "PROMPT_FIELDS",
     "FingerprintGroup",
+    "PromptGap",
     "ReuseGap",
     "differing_fields",
     "explain",
+    "explain_prompts",
     "find_gaps",
+    "find_prompt_gaps",
     "group_fingerprints",
 ]
 
@@ -30,6 +36,10 @@ _FOLLOWS: Final = frozenset({"block_bytes", "groups", "hf_config", "format"})
 """Fields that differ as a consequence of others: named last."""
 PRIVATE_FIELDS: Final = frozenset({"private", "process", "reset"})
 """Fields of engines that never share, whatever the other fields are: named first."""
+PROMPT_FIELDS: Final = frozenset({"prompt.tokenizer", "prompt.chat_template"})
+"""Fields that are no part of the fingerprint: what turns prompts into tokens."""
+_HASH_INPUTS: Final = frozenset({"hash_seed", "hash_algorithm", "version"})
+"""Fields that change the hash probe."""
 _FIELDS_NAMED: Final = 6
 _PODS_NAMED: Final = 3
 
@@ -64,6 +74,17 @@ class ReuseGap:
     """Digests; pods of one group share blocks, directly or through each other. The group with most pods is first."""
 
 
+@dataclass(frozen=True)
+class PromptGap:
+    """Engines of one namespace and model that turn the same prompt into other tokens."""
+
+    namespace: str
+    model: str
+    fields: tuple[str, ...]
+    groups: tuple[tuple[str, ...], ...]
+    """Pods as namespace/name; those of one group are alike. The largest group is first."""
+
+
 def group_fingerprints(reports: Iterable[SidecarStatus], names: Mapping[str, str]) -> list[FingerprintGroup]:
     """Merge the reports of all sidecars; `names`: of pods by uid. Fingerprints in use first, then the largest."""
     reported: defaultdict[str, list[Fingerprint]] = defaultdict(list)
@@ -83,6 +104,43 @@ def find_gaps(groups: Iterable[FingerprintGroup]) -> list[ReuseGap]:
                 by_model[pod.partition("/")[0], group.model][group.digest].add(pod)
     gaps = [ReuseGap(*at, groups=_groups(pods)) for at, pods in sorted(by_model.items())]
     return [gap for gap in gaps if len(gap.groups) > 1]
+
+
+def find_prompt_gaps(reports: Iterable[SidecarStatus], names: Mapping[str, str]) -> list[PromptGap]:
+    """Find pods of one namespace and model whose tokenizer or chat template differ. `names`: of pods by uid.
+
+    A sidecar reports one set of fields for each fingerprint: two pods of one node and fingerprint look alike.
+    """
+    facts: defaultdict[tuple[str, str], dict[str, dict[str, str]]] = defaultdict(dict)
+    for report in reports:
+        for f in report.fingerprints:
+            known = {name: f.fields[name] for name in PROMPT_FIELDS & f.fields.keys()}
+            for pod in f.pods if f.model and known else ():
+                if pod.connected and pod.uid in names:
+                    full = names[pod.uid]
+                    facts[full.partition("/")[0], f.model].setdefault(full, known)
+    gaps = []
+    for (namespace, model), pods in sorted(facts.items()):
+        fields = sorted(n for n in PROMPT_FIELDS if len({known[n] for known in pods.values() if n in known}) > 1)
+        alike: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+        for full, known in sorted(pods.items()):
+            if all(name in known for name in fields):
+                alike[tuple(known[name] for name in fields)].append(full)
+        groups = tuple(sorted((tuple(group) for group in alike.values()), key=lambda g: (-len(g), g)))
+        if fields and len(groups) > 1:
+            gaps.append(PromptGap(namespace, model, tuple(fields), groups))
+    return gaps
+
+
+def explain_prompts(gap: PromptGap) -> str:
+    """Message: which pods turn prompts into other tokens than which."""
+    words = " and ".join(name.removeprefix("prompt.").replace("_", " ") for name in gap.fields)
+    first, second = (summarize(group) for group in gap.groups[:2])
+    return (
+        f"{words} of {second} are not those of {first}"
+        if len(gap.fields) > 1
+        else (f"the {words} of {second} is not that of {first}")
+    )
 
 
 def explain(gap: ReuseGap, by_digest: Mapping[str, FingerprintGroup]) -> str:
@@ -145,7 +203,9 @@ def _differing(one: Sequence[str], other: Sequence[str], by_digest: Mapping[str,
         for b in other:
             mine, theirs = by_digest[a].fields, by_digest[b].fields
             if mine and theirs:
-                names = [n for n in {*mine, *theirs} if mine.get(n) != theirs.get(n)]
+                names = [n for n in {*mine, *theirs} - PROMPT_FIELDS if mine.get(n) != theirs.get(n)]
+                if _HASH_INPUTS & set(names) and "hash_probe" in names:
+                    names.remove("hash_probe")
                 if names and (not best or len(names) < len(best)):
                     best = sorted(names, key=lambda n: (n in _FOLLOWS, n not in PRIVATE_FIELDS, n))
     return best[:_FIELDS_NAMED]

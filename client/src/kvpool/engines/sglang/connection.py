@@ -42,10 +42,14 @@ class PoolConnection:
         self._page_size = 1
         self.client: Client | None = None
         self.inputs: dict[str, Any] = {}
+        self._prompt: dict[str, str] = {}
 
-    def connect(self, inputs: dict[str, Any], model: str, page_size: int) -> None:
-        """Connect with these fingerprint inputs, instead of an earlier connection."""
-        self.inputs, self._page_size = inputs, page_size
+    def connect(self, inputs: dict[str, Any], model: str, page_size: int, prompt: dict[str, str] | None = None) -> None:
+        """Connect with these fingerprint inputs, instead of an earlier connection.
+
+        `prompt`: digests of tokenizer and chat template, which the pool's status compares besides.
+        """
+        self.inputs, self._page_size, self._prompt = inputs, page_size, prompt or {}
         self._model = os.path.basename(model.rstrip("/"))
         fingerprint = protocol_keys.fingerprint(inputs)
         _log.info(
@@ -58,9 +62,12 @@ class PoolConnection:
         tested = is_tested("sglang", self._version)
         labels = {"engine": f"sglang {self._version}", "model": self._model, "tested": tested}
         self.client = Client(
-            self._settings, fingerprint=fingerprint, labels=labels, fingerprint_inputs=inputs,
+            self._settings,
+            fingerprint=fingerprint,
+            labels=labels,
+            fingerprint_inputs={**inputs, "prompt": self._prompt} if self._prompt else inputs,
             tokens_per_block=page_size,
-        )  # fmt: skip
+        )
 
     def current(self) -> Client | None:
         """Return the client, renewed if SGLang flushed its cache or changed its weights since the last call."""
@@ -97,4 +104,4 @@ class PoolConnection:
             return
         old.close()
         _log.warning("kvpool: %s; it shares no pages with other engines until it restarts", reason)
-        self.connect({**self.inputs, "reset": os.urandom(16).hex()}, self._model, self._page_size)
+        self.connect({**self.inputs, "reset": os.urandom(16).hex()}, self._model, self._page_size, self._prompt)

@@ -7,12 +7,14 @@ import operator
 import threading
 from typing import TYPE_CHECKING, Any
 
+from kvpool.engines.common.prompt_files import prompt_digests
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kvpool.engines.sglang.page_transfer import Bandwidth
 
-__all__ = ["ResetDetector", "connections_per_rank", "server_argument", "storage_metrics"]
+__all__ = ["ResetDetector", "connections_per_rank", "prompt_inputs", "server_argument", "storage_metrics"]
 
 _log = logging.getLogger("sglang.kvpool")  # under SGLang's own logger, so that the engine's log shows it
 
@@ -118,6 +120,12 @@ def connections_per_rank(configured: int, config: Any) -> int:
     tensor = max(int(config.tp_size or 1), int(server_argument("tp_size") or 1))
     replicas = 1 if server_argument("enable_dp_attention") else int(server_argument("dp_size") or 1)
     return max(1, min(configured, _CONNECTIONS_PER_POD // (tensor * int(config.pp_size or 1) * replicas)))
+
+
+def prompt_inputs() -> dict[str, str]:
+    """Return digests of the server's tokenizer and chat template; a name is absent if nothing is known."""
+    tokenizer = str(server_argument("tokenizer_path") or server_argument("model_path") or "")
+    return prompt_digests(tokenizer, server_argument("revision"), str(server_argument("chat_template") or ""))
 
 
 def storage_metrics(loads: list[Bandwidth], stores: list[Bandwidth]) -> Any:

@@ -156,7 +156,7 @@ class PoolHiCache(HiCacheStorage):  # type: ignore[misc]
                 self._stand_aside(reason)
                 return
             model = str(server.server_argument("model_path") or self._config.model_name or "")
-            self._connection.connect(inputs, model, self._transfer.pages["kv"].page_size)
+            self._connection.connect(inputs, model, self._transfer.pages["kv"].page_size, server.prompt_inputs())
         except Exception:
             _log.exception("kvpool: the setup failed")
             self._stand_aside("the setup failed; see the engine's log")

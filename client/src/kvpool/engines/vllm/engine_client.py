@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvpool.engines.common.without_pool import report_without_pool
 from kvpool.engines.tested_versions import is_tested
 from kvpool.engines.vllm import interface, weight_changes
-from kvpool.engines.vllm.engine_setup import connect, engine_inputs
+from kvpool.engines.vllm.engine_setup import connect, engine_inputs, prompt_inputs
 from kvpool.engines.vllm.fingerprint import find_engine_config, loading_blocker
 from kvpool.engines.vllm.self_test import BackgroundSelfTest, region_problem
 
@@ -37,6 +37,7 @@ class EngineClient:
         self._self_test = BackgroundSelfTest(None, _off, is_needed=True)
         self.client: Client | None = None
         self.inputs: dict[str, Any] = {}
+        self._prompt: dict[str, str] = {}
         self.has_foreign_workers = False
 
     @property
@@ -63,7 +64,8 @@ class EngineClient:
             self._model = str(spec.config.model.name)
             self.inputs = engine_inputs(spec, slot_bytes, trust_lora_names=self._config.trust_lora_names)
             self.has_foreign_workers = weight_changes.has_foreign_workers(find_engine_config())
-            self.client = connect(self._config, self.inputs, self._model, self._tokens_of_groups)
+            self._prompt = prompt_inputs()
+            self.client = connect(self._config, self.inputs, self._model, self._tokens_of_groups, self._prompt)
             self._self_test = BackgroundSelfTest(self.client, self._fail, is_needed=not is_tested("vllm", version))
         except Exception as e:
             _log.exception("kvpool: the setup failed")
@@ -78,7 +80,7 @@ class EngineClient:
         _log.warning("kvpool: this engine shares no blocks with other engines until it restarts: %s", reason)
         self.inputs = {**self.inputs, "reset": os.urandom(16).hex()}
         try:
-            self.client = connect(self._config, self.inputs, self._model, self._tokens_of_groups)
+            self.client = connect(self._config, self.inputs, self._model, self._tokens_of_groups, self._prompt)
         except Exception as e:
             _off(f"the namespace could not be renewed: {type(e).__name__}: {e}")
 

@@ -7,8 +7,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from kvpool.client import Client
+from kvpool.engines.common.prompt_files import prompt_digests
 from kvpool.engines.tested_versions import is_tested
 from kvpool.engines.vllm.fingerprint import find_engine_config, fingerprint_inputs, sharing_blocker
+from kvpool.engines.vllm.hash_probe import hash_probe
 from kvpool.engines.vllm.pool_lookups import tokens_per_block
 from kvpool.protocol import keys
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
     from kvpool.config import ClientConfig
 
-__all__ = ["connect", "engine_inputs"]
+__all__ = ["connect", "engine_inputs", "prompt_inputs"]
 
 _log = logging.getLogger("vllm.kvpool")
 
@@ -41,6 +43,8 @@ def engine_inputs(spec: Any, slot_bytes: int, *, trust_lora_names: bool) -> dict
         platform=current_platform,
         canonical_format=_canonical_format(spec.config),
     )
+    if probe := hash_probe(str(inputs["hash_algorithm"])):
+        inputs["hash_probe"] = probe
     blocker = sharing_blocker(engine, trust_lora_names=trust_lora_names)
     if blocker:
         _log.warning("kvpool: this engine shares blocks with no other engine: %s", blocker)
@@ -61,8 +65,27 @@ def _canonical_format(config: Any) -> str:
         return ""
 
 
-def connect(config: ClientConfig, inputs: dict[str, Any], model_name: str, tokens_of_groups: Sequence[int]) -> Client:
-    """Return a client for the fingerprint of `inputs`. It connects in the background."""
+def prompt_inputs() -> dict[str, str]:
+    """Return digests of the engine's tokenizer and chat template. Call it from the constructor of a tier.
+
+    The scheduler does not know `--chat-template`, which is an argument of the API server.
+    """
+    model = getattr(find_engine_config(), "model_config", None)
+    tokenizer = str(getattr(model, "tokenizer", None) or getattr(model, "model", None) or "")
+    return prompt_digests(tokenizer, getattr(model, "tokenizer_revision", None))
+
+
+def connect(
+    config: ClientConfig,
+    inputs: dict[str, Any],
+    model_name: str,
+    tokens_of_groups: Sequence[int],
+    prompt: dict[str, str] | None = None,
+) -> Client:
+    """Return a client for the fingerprint of `inputs`. It connects in the background.
+
+    `prompt`: what the pool's status compares besides, of `prompt_inputs`.
+    """
     import vllm
 
     fingerprint = keys.fingerprint(inputs)
@@ -75,6 +98,6 @@ def connect(config: ClientConfig, inputs: dict[str, Any], model_name: str, token
         config,
         fingerprint=fingerprint,
         labels=labels,
-        fingerprint_inputs=inputs,
+        fingerprint_inputs={**inputs, "prompt": prompt} if prompt else inputs,
         tokens_per_block=tokens_per_block(tokens_of_groups),
     )

@@ -118,8 +118,9 @@ HASHES_DIFFER: Final = Row(
     "KVP0201",
     Severity.ERROR,
     "Engines hash prompts differently",
-    "Engines of one model have different values of `PYTHONHASHSEED`.",
-    "The same prompt has other block names in each engine: they share nothing, from the first block on.",
+    "Engines of one model differ in `PYTHONHASHSEED`, hash algorithm, tokenizer or chat template. "
+    "Each engine reports the hash of fixed tokens (`hash_probe`), and digests of its tokenizer and template.",
+    "The same prompt has other block names in each engine, from the first block or the first other token on.",
     "Give all engines of the model the same `PYTHONHASHSEED`, for example `0`, and restart them.",
     (Reason.FINGERPRINTS_DIFFER,),
 )
