@@ -17,7 +17,7 @@ HEAD = """# Findings
 
 The operator diagnoses each pool and writes findings to `status.findings`, the most severe first.
 `kubectl kvpool doctor` shows the same findings, and some about objects that the operator does not watch.
-Conditions and Events end with the code in brackets.
+Conditions, Events, and log lines of operator and sidecar about the same cause end with the code in brackets.
 
 | Severity | Meaning |
 | --- | --- |

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from op_samples import MemoryCluster, pool, pool_manifest
-from op_status_samples import observed, status
+from op_status_samples import GOOD, observed, status
 
 from kvpool_operator.k8s.client import NamespacedName, ObjectRef
-from kvpool_operator.pools.status_reporter import StatusReporter
+from kvpool_operator.observe.snapshot import Sidecar
+from kvpool_operator.pools.status_reporter import StatusReporter, finding_changes, phase_event
 from kvpool_operator.tenants.resolver import ResolvedTenant
+
+if TYPE_CHECKING:
+    import pytest
 
 NS = "kvpool-system"
 KEY = NamespacedName(NS, "chat")
@@ -72,3 +76,37 @@ async def test_tenants_are_written_once_and_forgotten_when_they_are_gone():
     assert world.reporter._tenants.is_recorded(ObjectRef("KVCacheTenant", NS, "a"))
     world.reporter.forget(KEY)
     assert not world.reporter._tenants.is_recorded(ObjectRef("KVCacheTenant", NS, "a"))
+
+
+def row(code: str, subject: str = "Node n", severity: str = "Error") -> dict[str, str]:
+    return {"code": code, "severity": severity, "subject": subject, "summary": "it fails", "fix": "repair it"}
+
+
+def test_findings_that_come_and_are_over_are_lines_with_their_code():
+    one, other, note = row("KVP0601"), row("KVP0402", severity="Warning"), row("KVP0305", severity="Info")
+    assert finding_changes({}, {"findings": [one, note]}) == ["Node n: it fails [KVP0601]"]
+    assert finding_changes({"findings": [one]}, {"findings": [one, other]}) == ["Node n: it fails [KVP0402]"]
+    assert finding_changes({"findings": [one, note]}, {}) == ["Node n: over [KVP0601]"]
+    assert finding_changes({"findings": [one]}, {"findings": [one | {"summary": "changed"}]}) == []
+
+
+async def test_a_new_finding_is_logged_with_the_pool_once(caplog: pytest.LogCaptureFixture):
+    world = World()
+    bad = tuple(Sidecar(f"node-{n}", True, "", replace(GOOD, failing_drives=("nvme",))) for n in range(2))
+    await world.report(sidecars=bad)
+    await world.report(sidecars=bad)
+    lines = [r.getMessage() for r in caplog.records if "KVP0601" in r.getMessage()]
+    assert len(lines) == 1
+    assert lines[0].startswith("pool=kvpool-system/chat: KVCachePool kvpool-system/chat: ")
+
+
+def test_the_event_about_a_phase_keeps_the_code_of_a_long_cause():
+    ready = {"type": "Ready", "status": "False", "reason": "R", "message": f"{'a' * 900} [KVP0601]"}
+    event = phase_event("Ready", {"phase": "Degraded", "conditions": [ready]})
+    assert event is not None
+    assert event.message.endswith("a [KVP0601]")
+    assert len(event.message) < 600
+    ready["message"] = "short [KVP0601]"
+    event = phase_event("Ready", {"phase": "Degraded", "conditions": [ready]})
+    assert event is not None
+    assert event.message.endswith(": short [KVP0601]")

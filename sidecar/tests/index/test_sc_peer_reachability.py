@@ -73,7 +73,7 @@ def test_a_probe_that_reads_resets_the_pause(table, clock):
 def test_each_change_is_logged_once(table, clock, caplog):
     fail_probes(table, clock, 6)
     assert [r.getMessage() for r in caplog.records] == [
-        "peer a at 127.0.0.1 cannot be read from (timeout): its blocks are misses"
+        "peer a at 127.0.0.1 cannot be read from (timeout): its blocks are misses [KVP0402]"
     ]
     table.mark_up(A)
     table.mark_up(A)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
+from kvpool_operator.api.findings.codes import Code
 from kvpool_operator.api.v1alpha1 import API_VERSION, KIND
 from kvpool_operator.desired import names
 from kvpool_operator.desired.labels import is_ours
@@ -57,7 +58,7 @@ async def apply_plan(plan: Plan, meta: Metadata, cluster: ApiClient) -> ApplyRes
         results = await asyncio.gather(*(_execute(a, meta, cluster) for a in group), return_exceptions=True)
         for action, result in zip(group, results, strict=True):
             if isinstance(result, RejectedError):
-                log.warning("pool=%s/%s: %s", meta.namespace, meta.name, result)
+                log.warning("pool=%s/%s: %s [%s]", meta.namespace, meta.name, result, Code.REJECTED.value)
                 rejections.append(str(result))
             elif result is None:
                 _record(action, meta, applied, pruned)

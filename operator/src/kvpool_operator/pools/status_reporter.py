@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from typing import TYPE_CHECKING, Final
 
 from kvpool_operator.api.conditions import find
+from kvpool_operator.api.findings.row import Severity
 from kvpool_operator.api.reasons import EventReason
 from kvpool_operator.api.tenant import TENANT_KIND
 from kvpool_operator.api.v1alpha1 import API_VERSION, KIND
@@ -24,8 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = ["StatusReporter"]
 
+log = logging.getLogger(__name__)
+
 _TROUBLED_PHASES: Final = frozenset({"Degraded", "Failed"})
 _MAX_CAUSE: Final = 500
+_CODE: Final = re.compile(r" \[KVP\d{4}\]$")
 
 
 class StatusReporter:
@@ -66,6 +72,8 @@ class StatusReporter:
         if is_progress and _differs_by_status_only(written, snapshot.raw):
             version = str(written["metadata"].get("resourceVersion", ""))
             self._record_own_write(NamespacedName(meta.namespace, meta.name), version)
+        for line in finding_changes(snapshot.status, status):
+            log.warning("pool=%s/%s: %s", meta.namespace, meta.name, line)
         event = phase_event(str(snapshot.status.get("phase") or ""), status)
         if event is not None:
             await emit_pool_event(event, meta, self._cluster)
@@ -102,11 +110,31 @@ def phase_event(previous: str, status: Manifest) -> EmitEvent | None:
     if phase == previous:
         return None
     ready = find(status.get("conditions") or [], "Ready") or {}
-    cause = str(ready.get("message") or "")[:_MAX_CAUSE]
+    cause = _shortened(str(ready.get("message") or ""))
     change = f"phase changed from {previous} to {phase}" if previous else f"phase is {phase}"
     return EmitEvent(
         EventReason.PHASE_CHANGED, f"{change}: {cause}" if cause else change, warning=phase in _TROUBLED_PHASES
     )
+
+
+def finding_changes(previous: Manifest, status: Manifest) -> list[str]:
+    """Return a line for each finding above Info that is new, and for each one that is over. Pure."""
+    before, now = _findings(previous), _findings(status)
+    new = [f"{row['subject']}: {row['summary']} [{row['code']}]" for key, row in now.items() if key not in before]
+    over = [f"{row['subject']}: over [{row['code']}]" for key, row in before.items() if key not in now]
+    return new + over
+
+
+def _findings(status: Manifest) -> dict[tuple[str, str], Manifest]:
+    rows = status.get("findings") or []
+    return {(row["code"], row["subject"]): row for row in rows if row["severity"] != Severity.INFO}
+
+
+def _shortened(cause: str) -> str:
+    """The first characters of a condition's message, with its code."""
+    code = _CODE.search(cause)
+    end = code.group() if code is not None else ""
+    return cause if len(cause) <= _MAX_CAUSE else cause[: _MAX_CAUSE - len(end)] + end
 
 
 def _tenant_ref(raw: Manifest) -> ObjectRef:

@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from kvpool_operator.api.findings.codes import Code
 from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.api.v1alpha1 import KVCachePool
 from kvpool_operator.desired.config import to_client_config
@@ -176,7 +177,8 @@ def pool_view(raw: dict[str, Any]) -> PoolView | None:
         pool = KVCachePool.parse(raw)
     except InvalidPoolError as e:
         metadata = raw.get("metadata") or {}
-        log.warning("pool %s/%s is invalid: %s", metadata.get("namespace"), metadata.get("name"), e)
+        name = f"{metadata.get('namespace')}/{metadata.get('name')}"
+        log.warning("pool %s is invalid: %s [%s]", name, e, Code.INVALID_SPEC.value)
         return None
     injection = pool.spec.injection
     allowed = injection.allowed_namespaces

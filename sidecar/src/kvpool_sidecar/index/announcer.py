@@ -138,7 +138,7 @@ class BlockAnnouncer:
                 self._wait()
         except IndexFullError as e:
             if not self._full_until:
-                log.warning("the index is full; new blocks are not announced until memory is free: %s", e)
+                log.warning("the index is full; new blocks are not announced until memory is free: %s [KVP0703]", e)
             self._full_until = time.monotonic() + _FULL_S
         except KVPoolError as e:
             self._pace.fail()

@@ -79,7 +79,8 @@ class PeerReachability:
             state.next_probe = state.down_until - _BEFORE_END_S
             is_change = state.failures == _CONFIRMED
         if is_change:
-            log.warning("peer %s at %s cannot be read from (%s): its blocks are misses", peer.node, peer.host, reason)
+            where = (peer.node, peer.host, reason)
+            log.warning("peer %s at %s cannot be read from (%s): its blocks are misses [KVP0402]", *where)
 
     def mark_up(self, peer: NodeInfo, peers: int = 1) -> None:
         """Record that a probe read from the peer, one of `peers`."""

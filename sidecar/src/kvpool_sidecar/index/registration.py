@@ -129,7 +129,7 @@ class IndexRegistration:
         with self._changed:
             was_connected, self._connected = self._connected, False
         if was_connected:
-            log.warning("the index does not respond; blocks of peers are not found until it does: %s", error)
+            log.warning("the index does not respond; blocks of peers are not found until it does: %s [KVP0702]", error)
         return was_connected
 
     def _heartbeat(self) -> float:

@@ -49,12 +49,12 @@ def make(
     choice = select_transport(config.protocol, package=package, devices=devices)
     if not choice.rdma:
         if config.protocol == "RDMA":
-            log.warning("TCP is used between nodes: %s", choice.reason)
+            log.warning("TCP is used between nodes: %s [KVP0405]", choice.reason)
         return RdmaStack(reason=choice.reason)
     try:
         agent = NixlAgent(f"kvpool/{node}")
         staging = Staging(agent, store, config.rdma_bytes // 2)
     except (PoolUnavailableError, OSError) as e:
-        log.warning("TCP is used between nodes: %s", e)
+        log.warning("TCP is used between nodes: %s [KVP0405]", e)
         return RdmaStack(reason=str(e))
     return RdmaStack(staging, RdmaFetcher(agent, SlotPool(agent, config.rdma_bytes // 2), dial, stats))

@@ -232,5 +232,6 @@ def _check_dedicated(name: str, path: str, directory: TierDirectory, settings: D
     shares = filesystem.is_shared(directory.blocks, settings.node_files)
     if shares and settings.dedicated != "Ignore":
         filesystem.require(name, path, shared=settings.dedicated == "Require")
-        log.warning("tier %s is on the node's own file system: reserveFree is all that keeps it from filling", name)
+        text = "tier %s is on the node's own file system: reserveFree is all that keeps it from filling [KVP0602]"
+        log.warning(text, name)
     return shares

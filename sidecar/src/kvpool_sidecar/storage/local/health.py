@@ -89,7 +89,7 @@ class DriveHealth:
         if not self.fenced:
             self.fenced = True
             self._try_at = self._clock()
-            log.warning("drive %s is fenced, its blocks are misses until it works again: %s", self.name, why)
+            log.warning("drive %s is fenced, its blocks are misses until it works again: %s [KVP0601]", self.name, why)
 
     def _try(self) -> None:
         try:
@@ -105,7 +105,7 @@ class DriveHealth:
             if problem:
                 self._try_at = now + self._retry_s
                 self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
-                log.warning("drive %s stays fenced: %s", self.name, problem)
+                log.warning("drive %s stays fenced: %s [KVP0601]", self.name, problem)
                 return
             self._retry_s = self._first_retry_s
             self._errors.clear()
