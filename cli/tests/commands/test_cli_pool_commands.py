@@ -66,6 +66,8 @@ def test_a_negative_verdict_ends_with_1(capsys, file):
         (["savings", "--from", "{file}", "--prefill-rate", "fast"], "fast"),
         (["savings", "--from", "{file}", "--gpu", "abacus"], "abacus"),
         (["savings", "--from", "{file}", "--watts", "nan"], "--watts"),
+        (["plan", "--from-pool", "other", "--from", "{file}"], "0 pools"),
+        (["plan", "--from-pool", "chat", "--from", "{file}", "--nodes", "0"], "--nodes"),
         (["plan", "--model", "Qwen/Qwen3-8B", "--trace", "/no/such"], "/no/such"),
     ],
 )
@@ -99,3 +101,66 @@ def test_a_trace_is_replayed_into_rows_and_a_picture(capsys, tmp_path):
     text = capsys.readouterr().out
     assert "90.0%  ####" in text
     assert [line.split()[0:2] for line in text.splitlines() if "GiB  " in line][-1] == ["4", "GiB"]
+
+
+def planned(capsys, file, *more):
+    status = main(["plan", "--from-pool", "ai/chat", "--from", file, "-o", "json", *more])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def with_status(tmp_path, **status):
+    """A file with the pool and more of a status."""
+    path = tmp_path / "more.json"
+    path.write_text(
+        json.dumps({**POOL, "spec": {"cache": {"blockTokens": 64}}, "status": {**POOL["status"], **status}})
+    )
+    return str(path)
+
+
+def test_a_plan_starts_from_the_running_pool(capsys, tmp_path):
+    models = [{"model": "Qwen3-8B", "tokensAsked": 72_000_000}, {"model": "gpt-oss-20b", "tokensAsked": 5}]
+    file = with_status(tmp_path, nodes={"ready": 4}, cache={"models": models})
+    _, found = planned(capsys, file, "--tokens", "20000", "--every", "30s")
+    assert found["bytes_per_token"] == 147_456
+    assert found["block_bytes"] == 64 * 147_456
+    assert found["workload"]["sessions"] == pytest.approx(72_000_000 / 3600 / 20_000 * 30)
+    assert (found["fleet"]["nodes"], found["fleet"]["drive_bytes"]) == (4, 10 * 2**40 // 4)
+    notes = "; ".join(found["assumptions"])
+    for words in ("ai/chat: most tokens of the last hour are of Qwen3-8B", "4 nodes serve", "1 requests/s"):
+        assert words in notes
+
+
+def test_what_is_given_is_not_taken_from_the_pool(capsys, tmp_path):
+    file = with_status(tmp_path, nodes={"ready": 4})
+    given = ("--model", "openai/gpt-oss-20b", "--nodes", "1", "--block-tokens", "256")
+    given += ("--drives", "2x1TB", "--sessions", "9")
+    _, found = planned(capsys, file, *given)
+    assert found["bytes_per_token"] == 49_152
+    assert found["block_bytes"] == 256 * 49_152
+    assert (found["fleet"]["nodes"], found["fleet"]["drives"]) == (1, 2)
+    assert not any("ai/chat" in note for note in found["assumptions"])
+
+
+def test_the_read_rate_is_that_of_preflight(capsys, tmp_path):
+    spec = {"tiers": [{"name": "nvme", "local": {"path": "/mnt/nvme"}}]}
+    measured = {"measured": [{"tier": "nvme", "readMBps": 3100}]}
+    path = tmp_path / "measured.json"
+    path.write_text(json.dumps({**POOL, "spec": spec, "status": {**POOL["status"], "preflight": measured}}))
+    _, found = planned(capsys, str(path))
+    assert found["fleet"]["drive_read"] == 3.1e9
+
+
+@pytest.mark.parametrize(
+    ("models", "sentence"), [([], "requested tokens"), ([{"model": "own-llm", "tokensAsked": 9}], "--config")]
+)
+def test_a_pool_without_a_known_model_needs_one(capsys, tmp_path, models, sentence):
+    file = with_status(tmp_path, cache={"models": models})
+    assert main(["plan", "--from-pool", "chat", "--from", file]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_pool_of_the_cluster_is_read_by_its_name(capsys, cluster):
+    assert main(["plan", "--from-pool", "ai/chat", "-o", "json", "--context", "lab"]) in (0, 1)
+    asked = (cluster / "asked").read_text()
+    assert "get kvcachepools.kvpool.dev chat --output=json --namespace=ai" in asked
+    assert "--context=lab" in asked

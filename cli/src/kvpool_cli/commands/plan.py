@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from kvpool_cli.commands import plan_check, plan_text
+from kvpool_cli.commands import plan_check, plan_from_pool, plan_text
 from kvpool_cli.errors import FINDINGS, OK, UsageError
 from kvpool_cli.output import FORMATS as COMMON
 from kvpool_cli.output import as_yaml, emit, progress
@@ -17,9 +17,6 @@ from kvpool_cli.planner.demand import Fleet, Workload, demand, gain
 from kvpool_cli.planner.gpus import GPUS, UTILIZATION, find_gpu, prefill_rate
 from kvpool_cli.planner.plan import Plan, Replayed
 from kvpool_cli.planner.resource import pool
-
-if TYPE_CHECKING:
-    import argparse
 
 NAME = "plan"
 HELP = "size a pool: bytes a token, drives, network, endurance, what it saves"
@@ -35,6 +32,7 @@ _STICKY = 0.25
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add model, workload and fleet, what else can be printed, and `check`."""
     add_plan_arguments(parser)
+    plan_from_pool.add_arguments(parser)
     parser.add_argument("--list-models", action="store_true", help="list the shipped models and end")
     parser.add_argument("--name", default="chat", help="name of the pool for -o kvcachepool")
     trace = parser.add_argument_group("trace")
@@ -53,7 +51,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--config", metavar="FILE", type=Path, help="config.json of any model, or its folder")
     model.add_argument("--kv-dtype", choices=("auto", *attention.DTYPES), default="auto", help="dtype of the KV cache")
     model.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel size of an engine")
-    model.add_argument("--block-tokens", type=int, default=256, metavar="N", help="cache.blockTokens of the pool")
+    model.add_argument("--block-tokens", type=int, metavar="N", help="cache.blockTokens of the pool (default: 256)")
     load = parser.add_argument_group("workload")
     load.add_argument("--tokens", metavar="N", default="20000", help="tokens of a prompt: 20000, 20k, 128Ki")
     load.add_argument("--turn", metavar="N", default="600", help="new tokens of a turn, question and answer")
@@ -67,7 +65,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         help="blocks of sliding-window layers that engines store: every one (vLLM's default), or the session's last",
     )  # fmt: skip
     fleet = parser.add_argument_group("fleet")
-    fleet.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes of the pool")
+    fleet.add_argument("--nodes", type=int, metavar="N", help="nodes of the pool (default: 1)")
     fleet.add_argument("--gpus", metavar="NxKIND", help=f"GPUs of a node, such as 8xH100: {', '.join(GPUS)}")
     fleet.add_argument("--drives", metavar="NxSIZE", help="drives of a node, such as 2x7.68TB")
     fleet.add_argument("--drive-read", metavar="SIZE", help="bytes a second that a drive reads (default: 6.5G)")
@@ -119,6 +117,7 @@ def _replay(args: argparse.Namespace, made: Plan) -> Replayed:
 
 def plan(args: argparse.Namespace) -> Plan:
     """Return the plan of the arguments. Raises UsageError."""
+    args, assumed = _with_defaults(args)
     if (args.model is None) == (args.config is None):
         raise UsageError("give either --model NAME or --config FILE (--list-models lists the shipped ones)")
     for name in ("tp", "block_tokens", "nodes"):
@@ -126,7 +125,6 @@ def plan(args: argparse.Namespace) -> Plan:
             raise UsageError(f"--{name.replace('_', '-')} must be at least 1")
     model = _model(args.model) if args.model is not None else catalog.read_config(args.config)
     layout = attention.read_layout(model.config, args.kv_dtype, args.tp)
-    assumed: list[str] = []
     fleet = _fleet(args, assumed)
     tokens = units.tokens(args.tokens)
     made = Plan(model, layout, args.block_tokens, tokens, fleet)
@@ -144,6 +142,14 @@ def plan(args: argparse.Namespace) -> Plan:
         assumed.append(f"{fleet.moved:.0%} of the turns are served by another node (--routing)")
     saved = gain(layout, load, fleet, rate, watts, args.gpu_hour) if rate else None
     return replace(made, load=load, need=need, saved=saved, assumptions=tuple(assumed))
+
+
+def _with_defaults(args: argparse.Namespace) -> tuple[argparse.Namespace, list[str]]:
+    """Return the arguments with what a running pool reports, and the defaults of what nothing specifies."""
+    full, notes = plan_from_pool.filled(args) if args.from_pool is not None else (argparse.Namespace(**vars(args)), [])
+    full.nodes = 1 if full.nodes is None else full.nodes
+    full.block_tokens = 256 if full.block_tokens is None else full.block_tokens
+    return full, notes
 
 
 def _model(name: str) -> catalog.Model:
