@@ -101,6 +101,7 @@ EVERYWHERE = [
     "kvpool.transport.connection",
     "kvpool.transport.connection_pool",
     "kvpool.transport.descriptor_closer",
+    "kvpool.transport.hot_blocks",
     "kvpool.transport.load",
     "kvpool.transport.local_lookups",
     "kvpool.transport.page_cache",
@@ -109,6 +110,7 @@ EVERYWHERE = [
     "kvpool.transport.slots",
     "kvpool.transport.store",
     "kvpool.transport.transfer",
+    "kvpool.transport.use_reports",
     "kvpool.transport.worker_pool",
 ]
 ENGINE_ONLY = [

@@ -53,26 +53,29 @@ def load_results(
     """
     by_position = {load.position: load for load in loads}
     results = []
-    counts: Counter[tuple[str, str]] = Counter()
-    hits: Counter[tuple[Tier, int]] = Counter()  # by tier and size: few distinct keys, so cheap
-    seconds: dict[str, float] = {}
+    counts: dict[tuple[str, str], int] = {}
+    hits: dict[tuple[Tier, int], LoadResult] = {}  # by tier and size: few distinct keys, so cheap
+    numbers: dict[tuple[Tier, int], int] = {}
+    last: dict[Tier, float] = {}
     for i, view in enumerate(views):
         load = by_position.get(i)
         if load is not None and load.ok:
-            size = len(load.view)
-            result = LoadResult(True, load.tier, Reason.NONE, size)
-            hits[load.tier, size] += 1
-            if load.done > seconds.get(name := load.tier.name.lower(), 0.0):
-                seconds[name] = load.done
+            hit = load.tier, len(load.view)
+            if (result := hits.get(hit)) is None:
+                result = hits[hit] = LoadResult(True, load.tier, Reason.NONE, hit[1])
+            numbers[hit] = numbers.get(hit, 0) + 1
+            if load.done > last.get(load.tier, 0.0):
+                last[load.tier] = load.done
         else:
             why = Reason.BUFFER if view is None else (load.reason if load else Reason.NONE) or reason
             result = LoadResult(False, load.tier if load else Tier.MISS, why, 0)
-            counts["misses", why] += 1
+            counts["misses", why] = counts.get(("misses", why), 0) + 1
         results.append(result)
-    for (tier, size), count in hits.items():
-        counts["hits", tier.name.lower()] += count
-        counts["bytes", tier.name.lower()] += count * size
-    stats.add_all(counts, {name: done - began for name, done in seconds.items()})
+    for (tier, size), count in numbers.items():
+        name = tier.name.lower()
+        counts["hits", name] = counts.get(("hits", name), 0) + count
+        counts["bytes", name] = counts.get(("bytes", name), 0) + count * size
+    stats.add_all(counts, {tier.name.lower(): done - began for tier, done in last.items()})
     return results
 
 

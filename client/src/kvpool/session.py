@@ -22,6 +22,7 @@ from kvpool.stats import Reason, Stats
 from kvpool.transport import descriptor_closer
 from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool.transport.connection_pool import ConnectionPool
+from kvpool.transport.hot_blocks import HotBlocks
 from kvpool.transport.load import LoadBatch
 from kvpool.transport.local_lookups import LocalLookups
 from kvpool.transport.pending import Expectation
@@ -69,6 +70,7 @@ class SidecarSession:
         self._reads = CircuitBreaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
         self._writes = CircuitBreaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
         self._local = LocalLookups()
+        self._hot = HotBlocks(self._local)
         self._readers = WorkerPool(_READERS, "kvpool-read")
         self._writers = WorkerPool(_WRITERS, "kvpool-write")
         self._started = threading.Event()
@@ -106,11 +108,12 @@ class SidecarSession:
     def load(self, requests: Sequence[BlockRequest], deadline: float) -> tuple[LoadBatch, Reason]:
         """Load blocks. Return the batch and the reason for blocks that it does not hold."""
         batch = LoadBatch(deadline, self._readers, self._on_corrupt)
-        if not requests:
-            return batch, Reason.ABSENT
         if not descriptor_closer.has_room():
             return batch, Reason.BUSY  # a mount hangs in close(2): accept no more of its files
-        return batch, self._run_guarded("load", self._reads, lambda: self._load(batch, requests))
+        with self._hot.loading(batch, requests, self.connections if self.reachable else None) as rest:
+            if not rest:
+                return batch, Reason.DEADLINE  # of all that `batch` does not hold, if anything is missing
+            return batch, self._run_guarded("load", self._reads, lambda: self._load(batch, rest))
 
     def store(
         self,
@@ -169,10 +172,8 @@ class SidecarSession:
             self.report()
         self._closed = True
         with contextlib.suppress(Exception):
-            self._local.close()
-            self.connections.close()
-            self._readers.close()
-            self._writers.close()
+            for part in (self._local, self._hot, self.connections, self._readers, self._writers):
+                part.close()
 
     def _run_guarded(self, role: str, breaker: CircuitBreaker, work: Callable[[], Reason]) -> Reason:
         """Run `work` and return its reason; an exception becomes a reason and counts as a failure for the breaker."""
@@ -251,6 +252,7 @@ class SidecarSession:
         self.wants_prompt_tokens = server.prompt_tokens
         self.session_key = server.session_key
         self._local.reset(is_offered=server.block_tables)
+        self._hot.reset(is_offered=server.load_reports)
         own, default = self.config.deadlines, Deadlines()
         requested = {
             f.name: server.deadlines[f.name]
@@ -292,6 +294,7 @@ class SidecarSession:
         self._lock = threading.Lock()  # another thread of the parent may have held it
         self.stats = Stats()
         self._forked = True
+        self._hot.close_copies()
         self.connections.abandon_in_child()
 
 

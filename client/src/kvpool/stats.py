@@ -143,7 +143,7 @@ class Stats:
             with self._lock:
                 self._totals[family][name] += count
 
-    def add_all(self, counts: Counter[tuple[str, str]], seconds: Mapping[str, float] | None = None) -> None:
+    def add_all(self, counts: Mapping[tuple[str, str], int], seconds: Mapping[str, float] | None = None) -> None:
         """Add `{(family, name): count}`, and to the histograms one time by tier, or STORE, of `seconds`."""
         with self._lock:
             for (family, name), count in counts.items():

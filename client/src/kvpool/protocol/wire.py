@@ -17,18 +17,20 @@ op     name    request body                                   reply body
 8      HINT    kvpool.protocol.hint                           none: no reply is sent
 9      MAP     -                                              empty; descriptor of a table (block_table), or none
 10     USED    USED_HEAD, count x block_id[32]                none: no reply is sent
+11     LOADED  USED_HEAD, count x block_id[32]                none: no reply is sent
 127    ERROR   -                                              u16 code, UTF-8 text
 ====== ======= ============================================== ==================================================
 
 Admission control: a node admits a bounded number of bytes at a time. A rejected OPEN is answered by MISS entries that
 carry MISS_BUSY. The reply to an OPEN may set WANTS_DONE: the client then sends DONE after it has read the blocks,
 unless it sends another request first, so that the next request in the queue can start. To a client of a sidecar with
-`block_tables`, MAP gives the table of its tenant and fingerprint, and USED reports one lookup that the client
-answered from it. LOOKUP answers up to the first miss (the rest is 0) unless EXHAUSTIVE is set. To a client whose
-HELLO has `lookup_reports` the entry of the first miss is MISS_CAUSE plus a MissCause; such a client counts its lookups
-itself and reports them. OPEN keeps the order of the block ids. For a block stored with COMMIT and VERIFY the client
-leaves the header's payload checksum zero and the sidecar fills it in. REPORT is `{"corrupt": [block id hex, at most
-64], "hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n}, "tokens": {tier: n}, "lookup": {figure: n},
+`block_tables`, MAP gives the table of its tenant and fingerprint, and USED reports one lookup that the client answered
+from it. To a sidecar with `load_reports`, LOADED reports blocks that the client read again by descriptors of earlier
+OPENs, while the table had them. LOOKUP answers up to the first miss (the rest is 0) unless EXHAUSTIVE is set. To a
+client whose HELLO has `lookup_reports` the entry of the first miss is MISS_CAUSE plus a MissCause; such a client counts
+its lookups itself and reports them. OPEN keeps the order of the block ids. For a block stored with COMMIT and VERIFY
+the client leaves the header's payload checksum zero and the sidecar fills it in. REPORT is `{"corrupt": [block id hex,
+at most 64], "hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n}, "tokens": {tier: n}, "lookup": {figure: n},
 "lookup_misses": {reason: blocks}, "lookup_depth": {range: n}, "time": {figure: n}, "seconds": {tier or "store":
 Histogram.packed}}`, each since the last report (kvpool.stats); `{"problem": text}` (fingerprint: zeros) says why an
 engine runs without the pool.
@@ -110,6 +112,7 @@ class Op(enum.IntEnum):
     HINT = 8
     MAP = 9
     USED = 10
+    LOADED = 11
     # between sidecars (kvpool.protocol.peer_wire)
     RDMA = 16  # parameters for reading the peer's registered memory
     STAGE = 17  # copy the block into registered memory
@@ -169,7 +172,7 @@ class ErrorCode(enum.IntEnum):
 
 OPEN_REPLY = struct.Struct("<BBHIQ32s")  # OpenStatus, Tier, conn, why it is a MISS, payload_len, key
 MISS_CAUSE = 0x80  # LOOKUP reply: the entry of the first miss may be this plus a MissCause
-USED_HEAD = struct.Struct("<I")  # blocks of earlier lookups from the table that no USED listed
+USED_HEAD = struct.Struct("<I")  # blocks of earlier lookups or loads that no USED or LOADED listed
 BEGIN_REQUEST = struct.Struct("<32sQ")  # block id, payload_len
 BEGIN_REPLY = struct.Struct("<B3xI32s")  # BeginStatus, token, key
 
@@ -304,7 +307,7 @@ class ServerHello:
     `readable_tags`: tags of the other tenants whose blocks may be returned (docs/how-to/tenants.md), at most
     kvpool.config.MAX_READS_FROM. `salt_key` (32 bytes, or empty): the pool requests salt tags
     (kvpool.protocol.keys.salt_tag) in the blocks' headers. `session_key` (32 bytes, or empty): it accepts HINT, with
-    session tags by this key. `block_tables`: it accepts MAP and USED.
+    session tags by this key. `block_tables`: it accepts MAP and USED. `load_reports`: it accepts LOADED.
     """
 
     tenant_tag: bytes
@@ -320,6 +323,7 @@ class ServerHello:
     salt_key: bytes = b""
     session_key: bytes = b""
     block_tables: bool = False
+    load_reports: bool = False
 
     def pack(self) -> bytes:
         """JSON body of the reply to HELLO."""
@@ -335,6 +339,7 @@ class ServerHello:
                 **({"router_blocks": True} if self.router_blocks else {}),
                 **({"prompt_tokens": True} if self.prompt_tokens else {}),
                 **({"block_tables": True} if self.block_tables else {}),
+                **({"load_reports": True} if self.load_reports else {}),
                 **({"readable_tags": [tag.hex() for tag in self.readable_tags]} if self.readable_tags else {}),
                 **{name: key.hex() for name in ("salt_key", "session_key") if (key := getattr(self, name))},
             }
@@ -363,4 +368,5 @@ class ServerHello:
             if "session_key" in value
             else b"",
             block_tables=value.get("block_tables") is True,
+            load_reports=value.get("load_reports") is True,
         )

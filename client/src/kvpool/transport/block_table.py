@@ -53,6 +53,20 @@ class BlockTable:
         valid_until: int = layout.HEADER.unpack_from(self._memory)[layout.VALID_UNTIL]
         return time.monotonic_ns() < valid_until
 
+    @property
+    def removed(self) -> int:
+        """Number of removals so far; -1 if the table is not valid."""
+        _, _, valid_until, removed = layout.HEADER.unpack_from(self._memory)
+        return int(removed) if time.monotonic_ns() < valid_until else -1
+
+    def removals(self, first: int, end: int) -> list[bytes] | None:
+        """Return the tags of the blocks that were removed between two counts; None if they are no longer known."""
+        if not 0 <= end - first < layout.REMOVALS:
+            return None
+        tags = [self._removal(number) for number in range(first, end)]
+        latest = layout.HEADER.unpack_from(self._memory)[3]
+        return tags if latest - first < layout.REMOVALS else None
+
     def has_all(self, block_ids: Sequence[bytes]) -> bool:
         """Return whether the table has each of these blocks. False if it is not valid."""
         _, _, valid_until, removed = layout.HEADER.unpack_from(self._memory)
@@ -95,10 +109,8 @@ class BlockTable:
 
     def _apply_removals(self, removed: int) -> None:
         """Drop what the sidecar has removed since the last call."""
-        first = self._applied
-        tags = [self._removal(number) for number in range(max(first, removed - layout.REMOVALS), removed)]
-        latest = layout.HEADER.unpack_from(self._memory)[3]
-        if latest - first > layout.REMOVALS or removed < first:  # the ring was overwritten meanwhile
+        tags = self.removals(self._applied, removed)
+        if tags is None:
             self._found.clear()
             self._by_tag.clear()
         else:

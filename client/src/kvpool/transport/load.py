@@ -6,6 +6,7 @@ them at the deadline. Each helper takes blocks until none is left: one job per w
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import os
@@ -32,24 +33,63 @@ _log = logging.getLogger("kvpool")
 
 _PROCESSORS = os.cpu_count() or 1
 _HELPER_BYTES = 8 << 20  # work that justifies waking one helper
+_HOT_HELPER_BYTES = 32 << 20  # the same where nothing but a copy is left to do
 
 
 class LoadBatch:
-    """One call of `Client.get_into`. `loads` has an entry per requested block, whatever its outcome."""
+    """One call of `Client.get_into`. `loads` has an entry per requested block, whatever its outcome.
+
+    While `keeps`, `take_kept` gives verified small blocks of this node with their descriptors; else they are closed.
+    """
 
     def __init__(self, deadline: float, workers: WorkerPool, on_corrupt: Callable[[bytes], None]) -> None:
+        self.keeps = False
         self.batch = pending.Batch(deadline)
         self.loads: list[pending.PendingRead] = []
+        self._kept: collections.deque[pending.PendingRead] = collections.deque()
         self._workers = workers
         self._on_corrupt = on_corrupt
         self._wants_done = False
+
+    def run_hot(self, hot: Sequence[pending.PendingRead], wanted: Sequence[BlockRequest]) -> Sequence[BlockRequest]:
+        """Load what can be copied from memory by kept descriptors, without a request. Return the requests for the rest.
+
+        At the deadline nothing is left: the missing blocks are in `loads`, and no thread writes into the buffers.
+        """
+        self.loads.extend(hot)
+        self.batch.expect(len(hot))
+        self.batch.ready.extend(hot)
+        is_over = True
+        try:
+            self._wake_helpers(self._drain_hot, _HOT_HELPER_BYTES, busy=False)
+            self._drain_hot()
+            is_over = not self.batch.wait() or time.monotonic() >= self.batch.deadline
+        finally:
+            if is_over:
+                self._abandon(None)
+        if is_over:
+            return ()
+        self.loads = [load for load in self.loads if load.ok]
+        if len(self.loads) == len(wanted):
+            return ()
+        loaded = {load.position for load in self.loads}
+        return [request for request in wanted if request.position not in loaded]
+
+    def take_kept(self) -> list[pending.PendingRead]:
+        """Return the blocks whose descriptors the caller takes over, once no more is to be loaded."""
+        self.batch.closed = True
+        kept = []
+        with contextlib.suppress(IndexError):
+            while True:
+                kept.append(self._kept.popleft())
+        return kept
 
     def run(self, connection: Connection, expect: pending.Expectation, wanted: Sequence[BlockRequest]) -> bool:
         """Load all blocks. Return False if the deadline expired first. Afterwards no thread writes into the buffers."""
         try:
             for start in range(0, len(wanted), wire.MAX_BATCH):
                 streams = self._open(connection, expect, wanted[start : start + wire.MAX_BATCH])
-                self._wake_helpers(expect, busy=bool(streams))
+                self._wake_helpers(lambda: self._drain(expect, may_block=True), _HELPER_BYTES, busy=bool(streams))
                 self._read_streams(connection, expect, streams)
                 self._drain(expect, may_block=False)
             return self.batch.wait()
@@ -89,13 +129,38 @@ class LoadBatch:
         self.batch.ready.extend(files)
         return streams
 
-    def _wake_helpers(self, expect: pending.Expectation, *, busy: bool) -> None:
+    def _wake_helpers(self, work: Callable[[], None], bytes_each: int, *, busy: bool) -> None:
         """Wake as many helpers as the pending work justifies; `busy`: the caller has streams to read first."""
         ready = list(self.batch.ready)
-        worth = max(busy, sum(len(load.view) for load in ready) // _HELPER_BYTES)
+        worth = max(busy, sum(len(load.view) for load in ready) // bytes_each)
         most = min(self._workers.limit, _PROCESSORS - 1 + busy, len(ready) - 1 + busy)
         for _ in range(min(worth, most)):
-            self._workers.submit(lambda: self._drain(expect, may_block=True))
+            self._workers.submit(work)
+
+    def _drain_hot(self) -> None:
+        """Copy hot blocks until none is left. A failed one counts as not read: it is requested then."""
+        batch, done = self.batch, 0
+        local: list[int] = []
+        try:
+            while (load := self._next(may_block=False)) is not None:
+                done += 1
+                try:
+                    load.ok = transfer.read_hot(load, batch)
+                except DeadlineExceededError:
+                    load.reason = Reason.DEADLINE
+                if load.ok:
+                    load.done = time.monotonic()
+                    self._kept.append(load)
+                else:
+                    local.append(load.take_descriptor())
+        finally:
+            self._end_drain(local, done)
+
+    def _end_drain(self, local: list[int], done: int) -> None:
+        if self.batch.closed:  # too late for `take_kept`
+            local += [load.take_descriptor() for load in self.take_kept()]
+        close_later(local, wire.Tier.LOCAL)
+        self.batch.settle(done)
 
     def _drain(self, expect: pending.Expectation, *, may_block: bool) -> None:
         done = 0
@@ -103,7 +168,9 @@ class LoadBatch:
         try:
             while (load := self._next(may_block)) is not None:
                 if self._read_one(load, transfer.read_file, expect, may_block):
-                    if load.tier == wire.Tier.LOCAL:
+                    if self.keeps and load.ok and load.payload_sum and load.tier == wire.Tier.LOCAL:
+                        self._kept.append(load)
+                    elif load.tier == wire.Tier.LOCAL:
                         local.append(load.take_descriptor())
                     else:
                         load.close()
@@ -112,8 +179,7 @@ class LoadBatch:
                     self.batch.cold.append(load)
                     self._workers.submit(lambda: self._drain(expect, may_block=True))
         finally:
-            close_later(local, wire.Tier.LOCAL)
-            self.batch.settle(done)
+            self._end_drain(local, done)
 
     def _next(self, may_block: bool) -> pending.PendingRead | None:
         for queue in (self.batch.cold, self.batch.ready) if may_block else (self.batch.ready,):
@@ -200,7 +266,7 @@ class LoadBatch:
                 self._read_one(load, read, expect, True)
             self.batch.settle()
 
-    def _abandon(self, connection: Connection) -> None:
+    def _abandon(self, connection: Connection | None) -> None:
         self.batch.closed = True
         for queue in (self.batch.ready, self.batch.cold):
             with contextlib.suppress(IndexError):
@@ -211,5 +277,5 @@ class LoadBatch:
                 pass
             if not load.ok and not load.reason:
                 load.reason = Reason.DEADLINE
-                if load.stream >= 0:  # its response is still in flight
+                if load.stream >= 0 and connection is not None:  # its response is still in flight
                     connection.broken = True

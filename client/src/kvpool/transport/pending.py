@@ -83,8 +83,10 @@ class PendingRead:
         "filled",
         "gate",
         "header",
+        "hot",
         "offset",
         "ok",
+        "payload_sum",
         "position",
         "reason",
         "stream",
@@ -93,16 +95,26 @@ class PendingRead:
         "view",
     )
 
-    def __init__(self, position: int, block_id: bytes, block_key: bytes, tier: wire.Tier, view: memoryview) -> None:
+    def __init__(
+        self,
+        position: int,
+        block_id: bytes,
+        block_key: bytes,
+        tier: wire.Tier,
+        view: memoryview,
+        payload_sum: bytes = b"",
+    ) -> None:
         self.position = position
         self.block_id = block_id
         self.block_key = block_key
         self.tier = tier
+        self.payload_sum = payload_sum  # of an earlier read's header: the header is not read again
         self.view = view
         self.descriptor = -1  # of the block's file, or -1
+        self.hot: object = None  # what kvpool.transport.hot_blocks knows of it
         self.stream = -1  # number of the peer stream that delivers it, or -1
         self.gate = threading.Lock()
-        self.header = bytearray(block.HEADER_BYTES)
+        self.header = b"" if payload_sum else bytearray(block.HEADER_BYTES)
         self.offset = 0
         self.cold = False  # its file was not in the page cache
         self.filled = 0  # bytes of a cold file that were brought there since

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from kvpool.transport.pending import Batch, Expectation, PendingRead, PendingWrite
 
-__all__ = ["PIECE_BYTES", "PeerStream", "read_file", "write_file"]
+__all__ = ["PIECE_BYTES", "PeerStream", "read_file", "read_hot", "write_file"]
 
 PIECE_BYTES = 4 << 20  # per read from the page cache or a peer, each of which waits for the GIL twice
 _BOUNCE_BYTES = 4 << 20  # per read from a drive
@@ -74,8 +74,16 @@ def _advance(load: PendingRead, count: int) -> None:
 
 def _verify(load: PendingRead, expect: Expectation) -> None:
     expected = _payload_sum(load, expect)
-    if load.sum is not None and load.sum.digest() != expected:
+    _require_sum(load, expect, load.sum.digest() if load.sum is not None else None, expected)
+
+
+def _require_sum(load: PendingRead, expect: Expectation, found: bytes | None, expected: bytes) -> None:
+    if found is None:
+        return
+    if found != expected:
         raise CorruptBlockError("payload fails its checksum", block_key=load.block_key.hex())
+    if len(load.view) <= PIECE_BYTES and block.tenant_tag_of(load.header) == expect.tenant_tag:
+        load.payload_sum = expected
 
 
 def _payload_sum(load: PendingRead, expect: Expectation) -> bytes:
@@ -151,9 +159,22 @@ def _read_at_once(load: PendingRead, batch: Batch, expect: Expectation, total: i
                 return False
             raise
     expected = _payload_sum(load, expect)
-    if expect.verify and block.checksum(load.view) != expected:
-        raise CorruptBlockError("payload fails its checksum", block_key=load.block_key.hex())
+    _require_sum(load, expect, block.checksum(load.view) if expect.verify else None, expected)
     return True
+
+
+def read_hot(load: PendingRead, batch: Batch, preadv: Callable[..., int] = os.preadv) -> bool:
+    """Read a block again by a descriptor whose header was verified before. False if that needs more than a copy.
+
+    One call and one checksum: a block that is kept has at most PIECE_BYTES. DeadlineExceededError.
+    """
+    with load.gate:
+        _refuse_if_over(batch)
+        try:
+            count = preadv(load.descriptor, (load.view,), block.HEADER_BYTES, _NOWAIT)
+        except OSError:
+            count = -1
+    return count == len(load.view) and block.checksum(load.view) == load.payload_sum
 
 
 def _read_cached(load: PendingRead, batch: Batch, preadv: Callable[..., int]) -> int | None:

@@ -93,7 +93,7 @@ def decode_report(body: memoryview) -> ClientReport:
 
 
 def decode_used(head: wire.Head, body: memoryview) -> tuple[list[bytes], int]:
-    """Return the blocks of a lookup that a client answered itself, and the number of blocks of lookups not listed."""
+    """Return the blocks of a lookup or load that needed no request, and the number of blocks of those not listed."""
     if len(body) < wire.USED_HEAD.size:
         raise ProtocolError("no count of unlisted blocks")
     (unlisted,) = wire.USED_HEAD.unpack_from(body)

@@ -117,6 +117,14 @@ class BlockOpener:
             self._stats.add("served", tier.name.lower(), count)
         return call.results
 
+    def record_loaded(self, tenant: Tenant, block_ids: Sequence[bytes], unlisted: int) -> None:
+        """Record that a client of `tenant` read local blocks by descriptors that it had, and `unlisted` others."""
+        keys = [tenant.block_key(block_id) for block_id in block_ids]
+        if self._prefetcher is not None:
+            self._prefetcher.consumed(keys)
+        self.local.record_opened(keys, tenant.tag, again=True)
+        self._stats.add("served", Tier.LOCAL.name.lower(), len(keys) + unlisted)
+
     def close_files(self, results: Sequence[OpenResult]) -> None:
         """Close the block files among `results`. Does not wait for a shared file system."""
         files = [entry for entry in results if entry.status == OpenStatus.FILE]

@@ -169,6 +169,7 @@ class Session:
             wire.Op.HINT: self._hint,
             wire.Op.MAP: self._map,
             wire.Op.USED: self._used,
+            wire.Op.LOADED: self._loaded,
         }
         if op not in operations:
             raise ProtocolError(f"unknown operation {op}")
@@ -199,6 +200,7 @@ class Session:
             salt_key=self._pod.tenant.salt_key if config.salt_tags else b"",
             session_key=self._pod.tenant.session_key if config.hints.enabled else b"",
             block_tables=True,
+            load_reports=True,
         )
         self._channel.reply(head, answer.pack())
 
@@ -297,6 +299,11 @@ class Session:
         if block_ids:
             self._record_found()
             self._service.on_local_lookup(self._pod.tenant, block_ids)
+
+    def _loaded(self, head: wire.Head, body: memoryview) -> None:
+        """Count blocks that the client read again by descriptors that it had, and record their uses."""
+        block_ids, unlisted = decode_used(head, body)
+        self._service.opener.record_loaded(self._pod.tenant, block_ids, unlisted)
 
     def _report(self, head: wire.Head, body: memoryview) -> None:
         report = decode_report(body)

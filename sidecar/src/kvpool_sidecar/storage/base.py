@@ -290,8 +290,13 @@ class Store(abc.ABC):
         """Return the payload length as far as it is known without I/O; 0 if the block is absent."""
         return 0
 
-    def record_opened(self, keys: Sequence[bytes], tenant: bytes) -> None:  # noqa: B027 - memory has no such files
-        """Record that descriptors of these blocks went to a pod of the tenant with this tag."""
+    def record_opened(  # noqa: B027 - memory has no such files
+        self, keys: Sequence[bytes], tenant: bytes, *, again: bool = False
+    ) -> None:
+        """Record that descriptors of these blocks went to a pod of the tenant with this tag.
+
+        `again`: they went there before, and were read once more; those blocks that are here count as used.
+        """
 
     def holds_too_much(self, tenant: bytes) -> bool:
         """Return whether pods of this tenant keep too many bytes of removed blocks open: they get no more."""

@@ -26,6 +26,7 @@ _OPERATIONS: Final = {
     "hint": "Session hint.",
     "map": "Request for the block table of a tenant and fingerprint.",
     "used": "Report of a lookup that a client answered from the block table.",
+    "loaded": "Report of blocks that a client read again by descriptors that it had.",
 }
 
 _ADMIN_OPERATIONS: Final = (

@@ -92,6 +92,9 @@ class Drive(Store):
         """Files of removed blocks that pods keep open."""
         return self._state.held
 
+    def record_opened(self, keys: Sequence[bytes], tenant: bytes, *, again: bool = False) -> None:
+        self.held.record_opened(self._reader.record_uses(keys) if again else keys, tenant)
+
     def holds_too_much(self, tenant: bytes) -> bool:
         return self._space.holds_too_much(tenant)
 

@@ -9,6 +9,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from kvpool.protocol.block import HEADER_BYTES
+from kvpool_sidecar.blocks.events import BlocksOpened
 from kvpool_sidecar.eviction import encode_mtime_ns
 from kvpool_sidecar.storage import layout as names
 from kvpool_sidecar.storage.base import Block
@@ -77,13 +78,31 @@ class BlockReader:
             for key, fd in truncated:
                 os.close(fd)
                 self._remover.quarantine(key)  # blocks never change: this file was truncated or replaced
-            for key, uses in due:
-                when = encode_mtime_ns(now, uses)
-                with contextlib.suppress(OSError):
-                    os.utime(
-                        names.block_path(key), ns=(when, when), dir_fd=state.directory.blocks, follow_symlinks=False
-                    )
+            self._persist_uses(due, now)
         return found
+
+    def record_uses(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Record uses of blocks whose files were opened before. Return those that are on this drive."""
+        state = self._state
+        if state.health.fenced:
+            return []
+        now = state.table.now()
+        with state.lock:
+            here = [key for key in keys if state.get(key) is not None]
+            due = [(key, state.policy.uses(key)) for key in here if state.policy.touch(key, now)]
+        with state.health:
+            self._persist_uses(due, now)
+        if here and state.events.has_subscribers(BlocksOpened):
+            state.events.emit(BlocksOpened(here))
+        return here
+
+    def _persist_uses(self, due: Sequence[tuple[bytes, int]], now: float) -> None:
+        for key, uses in due:
+            when = encode_mtime_ns(now, uses)
+            with contextlib.suppress(OSError):
+                os.utime(
+                    names.block_path(key), ns=(when, when), dir_fd=self._state.directory.blocks, follow_symlinks=False
+                )
 
     def _open_file(self, block_key: bytes) -> tuple[int, int]:
         """Return a descriptor of the block's file and its payload length; -1 if it is absent."""

@@ -257,9 +257,9 @@ class LocalStore(Store):
     def begin_write(self, block_key: bytes, payload_len: int) -> WriteTransaction:
         return self._target(block_key, payload_len).begin_write(block_key, payload_len)
 
-    def record_opened(self, keys: Sequence[bytes], tenant: bytes) -> None:
+    def record_opened(self, keys: Sequence[bytes], tenant: bytes, *, again: bool = False) -> None:
         for drive in self.drives:
-            drive.held.record_opened(keys, tenant)
+            drive.record_opened(keys, tenant, again=again)
 
     def held_bytes(self) -> dict[bytes, int]:
         """Return bytes of removed blocks that pods keep open, by the tag of the tenants that opened them."""
