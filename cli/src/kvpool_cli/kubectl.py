@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from kvpool_cli.errors import ForbiddenError, NotFoundError, UnreachableError, UsageError
 
@@ -30,7 +30,7 @@ class Kubectl:
         self._command = (program, *options)
 
     @classmethod
-    def of(cls, args: argparse.Namespace) -> Kubectl:
+    def of(cls, args: argparse.Namespace) -> Self:
         """Return the cluster of `--context`, `--kubeconfig` and `-n`."""
         options = [("--context", args.context), ("--kubeconfig", args.kubeconfig), ("--namespace", args.namespace)]
         return cls(tuple(f"{name}={value}" for name, value in options if value))
@@ -80,7 +80,7 @@ class Kubectl:
         """
         command = [*self._command, f"--request-timeout={TIMEOUT_S:.0f}s", *arguments]
         try:
-            done = subprocess.run(command, capture_output=True, timeout=2 * TIMEOUT_S, check=False, input=stdin)  # noqa: S603
+            done = self._execute(command, stdin)
         except FileNotFoundError as e:
             raise UsageError(
                 f"{self._command[0]} is not on PATH: install it, or use a command that needs no cluster"
@@ -95,6 +95,9 @@ class Kubectl:
         if "(NotFound)" in last:
             raise NotFoundError(last)
         raise ForbiddenError(last) if "(Forbidden)" in last else UnreachableError(last)
+
+    def _execute(self, command: list[str], stdin: bytes | None) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(command, capture_output=True, timeout=2 * TIMEOUT_S, check=False, input=stdin)  # noqa: S603
 
     @staticmethod
     def _object(text: bytes, what: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from kvpool_cli.commands import (
     analyze,
     completion,
+    dashboard,
     doctor,
     drain,
     fingerprints,
@@ -40,7 +41,7 @@ class Command(Protocol):
 
 
 COMMANDS: tuple[Command, ...] = (
-    *(status, doctor, analyze, why, fingerprints, top, peers),
+    *(status, dashboard, doctor, analyze, why, fingerprints, top, peers),
     *(preflight, drain, purge, warm, verify),
     *(plan, savings, up, report, completion, version),
 )

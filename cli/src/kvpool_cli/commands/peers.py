@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print pairs of nodes, those that fail first; exit code 1 if one fails."""
+    from kvpool_cli.cluster.summary import pairs
     from kvpool_cli.cluster.view import choose, pool_state
 
     documents = source.documents_of(args)
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     rows = []
     for key in choose(documents, args.pool, args.namespace or ""):
         for sidecar in pool_state(documents, key).raw_statuses.items():
-            rows += pair_rows(key, *sidecar)
+            rows += [{"pool": key, **pair} for pair in pairs(*sidecar)]
     rows.sort(key=lambda row: (row["state"] != "unreachable", row["pool"], row["node"], row["peer"]))
 
     def text(style: Style) -> str:
@@ -42,21 +43,3 @@ def run(args: argparse.Namespace) -> int:
 
     emit(args, {"pairs": rows}, text)
     return FINDINGS if any(row["state"] == "unreachable" for row in rows) else OK
-
-
-def pair_rows(pool: str, node: str, status: dict[str, object]) -> list[dict[str, str]]:
-    """One row for each peer that the sidecar of a node lists."""
-    from kvpool_cli.cluster.render import section
-
-    rows = section(status, "reachability").get("rows")
-    listed = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return [
-        {
-            "pool": pool,
-            "node": node,
-            "peer": str(row.get("node") or row.get("address") or "?"),
-            "state": str(row.get("state") or "unverified"),
-            "reason": str(row.get("reason") or ""),
-        }
-        for row in listed
-    ]

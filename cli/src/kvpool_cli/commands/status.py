@@ -26,11 +26,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the pools; exit code 1 if one has errors or warnings."""
     from kvpool_cli.cluster.render import exit_code, note_lines
+    from kvpool_cli.cluster.summary import summarize
     from kvpool_cli.cluster.view import choose, pool_state
 
     documents = source.documents_of(args)
     states = [pool_state(documents, key) for key in choose(documents, args.pool, args.namespace or "")]
-    rows = [_dump(state) for state in states]
+    rows = [summarize(state) for state in states]
 
     def text(style: Style) -> str:
         return "\n\n".join(_text(state, style) for state in states) + "\n".join(
@@ -39,26 +40,6 @@ def run(args: argparse.Namespace) -> int:
 
     emit(args, {"pools": rows, "notes": documents.notes}, text)
     return exit_code(finding for state in states for finding in state.findings)
-
-
-def _dump(state: PoolState) -> dict[str, Any]:
-    fields = ("phase", "nodes", "capacity", "cache", "index", "transport", "pods", "fingerprints")
-    return {
-        "pool": state.key,
-        **{field: state.status.get(field) for field in fields},
-        "peers": peer_counts(state),
-        "findings": [finding.dump() for finding in state.findings],
-    }
-
-
-def peer_counts(state: PoolState) -> dict[str, int]:
-    """Directed pairs of nodes by the result of the last probe."""
-    reports = [s.report.peers for s in state.snapshot.sidecars if s.report is not None and s.report.peers is not None]
-    return {
-        "verified": sum(r.verified for r in reports),
-        "failed": sum(r.failed for r in reports),
-        "unverified": sum(r.unverified for r in reports),
-    }
 
 
 def _text(state: PoolState, style: Style) -> str:
@@ -102,6 +83,8 @@ def _capacity(capacity: dict[str, Any]) -> str:
 
 
 def _peers(state: PoolState) -> str:
+    from kvpool_cli.cluster.summary import peer_counts
+
     counts = peer_counts(state)
     total = sum(counts.values())
     if not total:
