@@ -92,6 +92,16 @@ def test_a_node_that_does_not_answer_is_unknown_and_the_other_is_shown():
     assert found["peers"]["rows"][1]["cells"][0]["state"] == "unknown"
 
 
+def test_without_the_right_to_read_sidecars_nothing_is_concluded_about_them():
+    found = documents(World(silent_nodes={"node-0", "node-1"}))
+    found.denied = dict.fromkeys(documents().statuses, "get pods/proxy in namespace kvpool-system")
+    found.objects["pools"][0]["status"]["capacity"] = {"total": "20Gi", "used": "2Gi", "usedPercent": 10}
+    (shown,) = view_model({"pools": [summarize(pool_state(found, KEY))]})["pools"]
+    assert {(node["state"], node["level"]) for node in shown["nodes"]} == {("not read", "unknown")}
+    assert facts(shown)["Capacity"] == "10 %"
+    assert [finding["code"] for finding in shown["findings"]] == ["KVP0906"]
+
+
 def test_no_node_answers():
     found = pool(World(silent_nodes={"node-0", "node-1"}))
     assert facts(found)["Capacity"] == UNKNOWN

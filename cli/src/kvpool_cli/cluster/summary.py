@@ -23,6 +23,7 @@ def summarize(state: PoolState) -> dict[str, Any]:
         "sidecars": [_sidecar(one, state.raw_statuses.get(one.node, {})) for one in state.snapshot.sidecars],
         "peers": peer_counts(state),
         "pairs": [pair for node, status in state.raw_statuses.items() for pair in pairs(node, status)],
+        "missingRights": list(state.missing_rights),
         "findings": [finding.dump() for finding in state.findings],
     }
 

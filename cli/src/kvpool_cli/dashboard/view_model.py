@@ -44,7 +44,7 @@ def _pool(row: Row, docs_url: str) -> Row:
         "prompt": _prompt(section(row, "cache")),
         "models": [_model(model) for model in _rows(section(row, "cache").get("models"))],
         "tiers": _tiers(section(row, "cache"), sidecars),
-        "nodes": [_node(sidecar) for sidecar in sidecars[:MAX_NODES]],
+        "nodes": [_node(sidecar, bool(row.get("missingRights"))) for sidecar in sidecars[:MAX_NODES]],
         "hiddenNodes": max(0, len(sidecars) - MAX_NODES),
         "peers": peer_matrix([str(s.get("node")) for s in sidecars], _rows(row.get("pairs"))),
         "findings": findings,
@@ -61,7 +61,8 @@ def _level(phase: str, findings: list[Row]) -> str:
 def _facts(row: Row, sidecars: list[Row]) -> list[Row]:
     nodes, pods, index, capacity = (section(row, name) for name in ("nodes", "pods", "index", "capacity"))
     windows = {w.get("window"): w for w in _rows(section(row, "cache").get("windows"))}
-    is_known = any(sidecar.get("answers") for sidecar in sidecars)
+    # without the right to read the sidecars, the figures are those that the operator wrote
+    is_known = any(sidecar.get("answers") for sidecar in sidecars) or bool(row.get("missingRights") and capacity)
     used = f"{capacity.get('usedPercent', 0)} %" if is_known else UNKNOWN
     detail = f"{capacity.get('used', '0')} of {capacity.get('total', '0')}" if is_known else "no node answers"
     return [
@@ -166,10 +167,11 @@ def _most(rows: Iterable[Row], name: str) -> int | None:
     return max((int(row[name]) for row in rows if row.get(name) is not None), default=None)
 
 
-def _node(sidecar: Row) -> Row:
+def _node(sidecar: Row, is_denied: bool) -> Row:
     if not sidecar.get("answers"):
         unknown = dict.fromkeys(("used", "capacity", "share", "blocks", "engines", "rate5m", "rate1h"), UNKNOWN)
-        return {"node": str(sidecar.get("node")), "state": "no answer", "level": "error", "percent": None, **unknown}
+        verdict = {"state": "not read", "level": "unknown"} if is_denied else {"state": "no answer", "level": "error"}
+        return {"node": str(sidecar.get("node")), **verdict, "percent": None, **unknown}
     used, capacity = int(sidecar.get("usedBytes") or 0), int(sidecar.get("capacityBytes") or 0)
     windows = {w.get("window"): w for w in _rows(sidecar.get("windows"))}
     is_ready = bool(sidecar.get("ready"))
