@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvpool_cli.cluster import source
+from kvpool_cli.kubectl import Kubectl
 from kvpool_cli.output import Style, emit, table
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print steps, misses and findings."""
     from kvpool_cli.cluster.pods import pod_name, pod_state
+    from kvpool_cli.cluster.removals import AGES, removed_lookups
     from kvpool_cli.cluster.render import check_lines, exit_code, finding_lines, percent, quantity
 
     documents = source.documents_of(args)
@@ -50,11 +52,13 @@ def run(args: argparse.Namespace) -> int:
     total = sum(state.misses.values())
     ranked = sorted(state.misses.items(), key=lambda item: (-item[1], item[0]))
     rows = [[r, quantity(n), percent(n, total), REASONS.get(r, "")] for r, n in ranked if n]
+    removed = {} if args.source else removed_lookups(Kubectl.of(args), documents, state.pod, state.pool)
     data = {
         "pod": state.pod,
         "pool": state.pool,
         "fingerprints": list(state.digests),
         "missedTokens": dict(ranked),
+        "removedLookups": removed,
         "checks": [check.dump() for check in state.checks],
         "findings": [finding.dump() for finding in state.findings],
     }
@@ -67,6 +71,10 @@ def run(args: argparse.Namespace) -> int:
             head = ("REASON", "TOKENS", "SHARE", "MEANING")
             lines += ["", "Missed in the last hour, by the first missing block of each request:"]
             lines.append(table(rows, head, right=(1, 2), style=style))
+        if removed:
+            ages = [[AGES[age], quantity(n), percent(n, sum(removed.values()))] for age, n in removed.items()]
+            lines += ["", "Lookups of all pods of the node that missed a block after its removal, since the start:"]
+            lines.append(table(ages, ("REMOVED BEFORE", "LOOKUPS", "SHARE"), right=(1, 2), style=style))
         return "\n".join([*lines, "", *finding_lines(state.findings, style)])
 
     emit(args, data, text)
