@@ -17,6 +17,7 @@ from kvpool_cli.commands import (
     purge,
     report,
     savings,
+    simulate,
     status,
     top,
     up,
@@ -43,5 +44,5 @@ class Command(Protocol):
 COMMANDS: tuple[Command, ...] = (
     *(status, dashboard, doctor, analyze, why, fingerprints, top, peers),
     *(preflight, drain, purge, warm, verify),
-    *(plan, savings, up, report, completion, version),
+    *(plan, simulate, savings, up, report, completion, version),
 )

@@ -33,6 +33,8 @@ class Trace:
     prompts: tuple[tuple[int, tuple[bytes, ...]], ...]
     unique: int
     """Different blocks."""
+    times: tuple[float, ...] = ()
+    """When each prompt came, in seconds."""
 
     @property
     def tokens(self) -> int:
@@ -76,7 +78,8 @@ def read_trace(path: Path) -> Trace:
     if not keys:
         raise UsageError(f"{path} has no prompt with blocks")
     found.sort(key=lambda prompt: prompt[0])
-    return Trace(tuple((tokens, blocks) for _, tokens, blocks in found), len(keys))
+    times = tuple(at / 1000 for at, _, _ in found)
+    return Trace(tuple((tokens, blocks) for _, tokens, blocks in found), len(keys), times)
 
 
 def capacities(trace: Trace, block_bytes: int, sweep: tuple[int, int] | None = None) -> list[int]:

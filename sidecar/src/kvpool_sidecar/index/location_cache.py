@@ -5,12 +5,11 @@ Locations are cached for 30 s.
 
 from __future__ import annotations
 
-import functools
 import threading
-import zlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
+from kvpool_sidecar.index import replica_choice
 from kvpool_sidecar.index.live_nodes import LiveNodes
 from kvpool_sidecar.index.peer_reachability import PeerReachability
 from kvpool_sidecar.resilience.bounded_cache import BoundedCache
@@ -29,8 +28,6 @@ _UNREACHABLE_S = 60.0
 _SHUNNED_S = 300.0
 _MAX_SHUNNED = 1 << 12
 _MAX_DOUBTS = 1 << 13
-_LANES = 4  # most peers that a node reads from, of those with the same blocks
-_MIX = 0x9E3779B97F4A7C15
 
 
 class ReplicaLocation(NamedTuple):
@@ -219,7 +216,7 @@ class LocationCache:
             is_any_shunned = bool(self._blacklisted)
             for n, candidates in records.items():
                 key = keys[n]
-                identity = (id(candidates), key[0] % _LANES)
+                identity = (id(candidates), replica_choice.lane_of(key))
                 verdict = None if is_any_shunned else same.get(identity)
                 if verdict is None:
                     verdict = same[identity] = self._nearest(key, candidates, now, until)
@@ -237,8 +234,12 @@ class LocationCache:
         self, key: bytes, candidates: Sequence[Record], now: float, until: float
     ) -> tuple[ReplicaLocation | None, tuple[Record, float] | None]:
         """Choose among the live replicas; a node that is drained is the last choice."""
-        asker, lane = self._own_number(), key[0] % _LANES
-        order = candidates if len(candidates) == 1 else sorted(candidates, key=lambda r: _score(asker, r.node, lane))
+        asker, lane = self._own_number(), replica_choice.lane_of(key)
+        order = (
+            candidates
+            if len(candidates) == 1
+            else sorted(candidates, key=lambda r: replica_choice.score(asker, r.node, lane))
+        )
         last_choice: tuple[ReplicaLocation | None, tuple[Record, float] | None] = (None, None)
         for record in order:
             found = self._live_location(key, record, now)
@@ -264,9 +265,3 @@ class LocationCache:
 def _distinct(records: Iterable[tuple[Record, ...]]) -> Iterable[tuple[Record, ...]]:
     """Each once. By identity: equal values are mostly the same object (record.unpack), and hashing them costs more."""
     return {id(rs): rs for rs in records}.values()
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _score(asker: int, holder: int, lane: int) -> int:
-    """Rendezvous hash: askers spread over the holders of a block, and each asker reads a prompt from few of them."""
-    return zlib.crc32(b"%d %d %d" % (asker, holder, lane)) * _MIX >> 16 & 0xFFFFFFFF
