@@ -33,6 +33,7 @@ _CODES: Final = {
     SkipReason.POOL_NOT_FOUND: Code.POOL_NOT_FOUND,
     SkipReason.NAMESPACE_NOT_ALLOWED: Code.NAMESPACE_NOT_ALLOWED,
     SkipReason.INJECTION_DISABLED: Code.INJECTION_DISABLED,
+    SkipReason.CLIENT_IMAGE_UNAVAILABLE: Code.CLIENT_IMAGE_UNAVAILABLE,
 }
 _FIXES: Final = {
     SkipReason.BAD_ANNOTATION: "correct the annotation that the message names, and recreate the pod",
@@ -43,6 +44,7 @@ _FIXES: Final = {
     SkipReason.COMMAND_NOT_EXTENDABLE: "start the engine by command and args, not by a shell line",
     SkipReason.NAME_CONFLICT: "rename the pod's volume or container kvpool",
     SkipReason.USER_RESERVED: "run the engine as a user that the sidecars do not have",
+    SkipReason.CLIENT_IMAGE_UNAVAILABLE: "make the image available to the namespace; recreate the pod after an hour",
     SkipReason.NOT_READY: "recreate the pod: the webhook was starting",
     SkipReason.INTERNAL_ERROR: "recreate the pod; report the message if it repeats",
 }

@@ -22,6 +22,7 @@ class SkipReason(StrEnum):
     COMMAND_NOT_EXTENDABLE = "command-not-extendable"
     NAME_CONFLICT = "name-conflict"
     USER_RESERVED = "user-reserved"
+    CLIENT_IMAGE_UNAVAILABLE = "client-image-unavailable"
     NOT_READY = "webhook-not-ready"
     INTERNAL_ERROR = "internal-error"
 

@@ -113,8 +113,8 @@ def _pod_event(pod: EnginePod, pool: str, silent: str) -> PodEvent | None:
     if pod.waits_for_image:
         message = (
             f"the engine does not start: the node cannot pull the image of the client, {pod.waits_for_image}; make it "
-            f"available to namespace {pod.namespace}, for example by imagePullSecrets, or recreate the pod with the "
-            "label kvpool.dev/inject: disabled"
+            f"available to namespace {pod.namespace}, for example by imagePullSecrets, or recreate the pod: for an "
+            "hour new pods of the namespace start without the pool; the label kvpool.dev/inject: disabled keeps it so"
         )
         return PodEvent(EventReason.CLIENT_IMAGE_UNAVAILABLE, message, warning=True, about_owner=True)
     if silent:

@@ -29,6 +29,7 @@ from kvpool_operator.desired import names
 from kvpool_operator.desired.index import current_index_memory
 from kvpool_operator.diagnosis import ClusterObjects, Observed, diagnose
 from kvpool_operator.diagnosis.finding import make
+from kvpool_operator.injection.client_image import image_problems
 from kvpool_operator.observe.fingerprints import group_fingerprints
 from kvpool_operator.pools.conditions import ConditionInput, evaluate_conditions
 from kvpool_operator.pools.conditions.ready import phase_of
@@ -39,6 +40,7 @@ from kvpool_operator.times import rfc3339
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from kvpool_operator.api.pool.status import ClientImageProblem
     from kvpool_operator.api.v1alpha1 import KVCachePool, Metadata
     from kvpool_operator.diagnosis import PoolFinding
     from kvpool_operator.k8s.client import Manifest
@@ -83,7 +85,7 @@ def make_status(pool: KVCachePool, snapshot: Snapshot, outcome: ReconcileOutcome
             reason="; ".join(sorted({r.transport_reason for r in reports if r.transport_reason}))[:253],
         ),
         fingerprints=_fingerprints(groups),
-        pods=_pods(snapshot.engines, snapshot.connections),
+        pods=_pods(snapshot.engines, snapshot.connections, _image_problems(snapshot, now)),
         preflight=outcome.preflight.to_status(),
         findings=_findings(findings),
         conditions=[Condition.model_validate(c) for c in conditions if c["type"] in POOL_CONDITIONS],
@@ -154,7 +156,13 @@ def _index_memory(pool: KVCachePool, snapshot: Snapshot) -> str:
     return format_bytes(memory) if memory and pool.spec.index.external is None else ""
 
 
-def _pods(engines: EnginePods, connections: EngineConnections) -> PodsStatus:
+def _image_problems(snapshot: Snapshot, now: str) -> list[ClientImageProblem]:
+    pods = [pod for pod in snapshot.engines.pods if pod.waits_for_image and not pod.leaving]
+    waiting = [(pod.namespace, pod.waits_for_image.partition(" (")[0]) for pod in pods]
+    return image_problems(snapshot.status, waiting, now)
+
+
+def _pods(engines: EnginePods, connections: EngineConnections, problems: list[ClientImageProblem]) -> PodsStatus:
     return PodsStatus(
         skip_reasons=dict(engines.skip_reasons),
         connected=connections.connected,
@@ -164,6 +172,7 @@ def _pods(engines: EnginePods, connections: EngineConnections) -> PodsStatus:
         skipped=engines.skipped,
         not_injected=engines.not_injected,
         outdated=engines.outdated,
+        client_image_problems=problems,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kvpool_operator.api.findings.codes import Code
@@ -63,6 +63,7 @@ class PoolView:
     allowed_from: str
     allowed_selector: Mapping[str, Any]
     pod_selector: Mapping[str, Any] | None = None
+    status: Mapping[str, Any] = field(default_factory=dict)
     selected_by: SelectedBy = "label"
     """What selected the pod that this pool was resolved for."""
 
@@ -182,7 +183,8 @@ def pool_view(raw: dict[str, Any]) -> PoolView | None:
         return None
     injection = pool.spec.injection
     allowed = injection.allowed_namespaces
-    conditions = (raw.get("status") or {}).get("conditions") or []
+    status = raw.get("status") or {}
+    conditions = status.get("conditions") or []
     return PoolView(
         namespace=pool.metadata.namespace,
         name=pool.metadata.name,
@@ -196,4 +198,5 @@ def pool_view(raw: dict[str, Any]) -> PoolView | None:
         allowed_from=allowed.from_,
         allowed_selector=allowed.selector.model_dump(by_alias=True) if allowed.selector else {},
         pod_selector=injection.selector.model_dump(by_alias=True) if injection.selector else None,
+        status=status,
     )

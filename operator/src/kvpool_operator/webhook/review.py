@@ -8,15 +8,18 @@ import json
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from kvpool_operator.injection.annotations import InjectionRequest, opted_in, opted_out, parse_annotations
+from kvpool_operator.injection.client_image import blocked_namespaces
 from kvpool_operator.injection.connector import client_config
 from kvpool_operator.injection.engine_containers import has_engine
 from kvpool_operator.injection.mutator import Injected, InjectionSettings, inject, mark_skipped
 from kvpool_operator.injection.pool_selection import mark_selected
 from kvpool_operator.injection.skip import Skip, SkipReason
 from kvpool_operator.k8s import json_patch
+from kvpool_operator.times import rfc3339
 from kvpool_operator.webhook.pool_cache import PoolView
 
 __all__ = ["InjectorConfig", "Resolver", "ReviewResponse", "review_pod"]
@@ -80,6 +83,7 @@ async def _inject(
     if pool is None:
         return _respond(request, "ignored", pod, pod, [])
     try:
+        _require_image(pool, namespace, config.sidecar_image)
         injected = _injected(pod, injection_request, pool, config)
     except Skip as skip:
         skip.selected_by = pool.selected_by
@@ -89,6 +93,16 @@ async def _inject(
         warnings = [*warnings, f"pool {pool.key} is not Ready yet; until it is, every lookup of the engine misses"]
     mark_selected(injected.pod, pool.selected_by)
     return _respond(request, "injected", pod, injected.pod, warnings)
+
+
+def _require_image(pool: PoolView, namespace: str, image: str) -> None:
+    """Raise Skip if a pod of the namespace waits, or waited lately, for an image that its node cannot pull."""
+    if namespace in blocked_namespaces(pool.status, image, rfc3339(datetime.now(UTC))):
+        raise Skip(
+            SkipReason.CLIENT_IMAGE_UNAVAILABLE,
+            f"nodes could not pull the client's image {image} for namespace {namespace}; the engine starts without "
+            "the pool; make the image available, for example by imagePullSecrets, and recreate the pod after an hour",
+        )
 
 
 def _injected(

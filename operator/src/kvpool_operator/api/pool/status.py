@@ -13,10 +13,12 @@ from kvpool_operator.api.model import Count, Counts, Model, Text
 __all__ = [
     "MAX_FINDINGS",
     "MAX_FINGERPRINTS",
+    "MAX_IMAGE_PROBLEMS",
     "MAX_MODELS",
     "MAX_PODS",
     "CacheStatus",
     "Capacity",
+    "ClientImageProblem",
     "FindingStatus",
     "FingerprintStatus",
     "HitRateWindow",
@@ -36,6 +38,7 @@ MAX_FINGERPRINTS = 10
 MAX_PODS = 8
 MAX_MODELS = 32
 MAX_FINDINGS = 16
+MAX_IMAGE_PROBLEMS = 16
 
 MAX_FOUND = 8
 
@@ -180,6 +183,17 @@ class FingerprintStatus(Model):
     """Whether this release was tested with the version of the engine. If false, the engine passed a self-test."""
 
 
+class ClientImageProblem(Model):
+    """Namespace in which a pod waited for the image of the client."""
+
+    namespace: Text = ""
+    """Name of the namespace."""
+    image: Annotated[str, Field(max_length=512)] = ""
+    """Image that could not be pulled."""
+    last_seen: Text = ""
+    """Time of the last such pod. New pods of the namespace are not injected for one hour from then."""
+
+
 class PodsStatus(Model):
     """Pods with the opt-in label that select this pool."""
 
@@ -202,6 +216,10 @@ class PodsStatus(Model):
     outdated: Count = 0
     """Number of pods with the client of another KVPool version, or with the configuration of an earlier spec of the
     pool. They work. Recreate them to update them."""
+    client_image_problems: Annotated[list[ClientImageProblem], Field(max_length=MAX_IMAGE_PROBLEMS)] = Field(
+        default_factory=list, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Namespaces in which the image of the client could not be pulled, at most 16."""
 
 
 class PreflightFinding(Model):
