@@ -364,17 +364,3 @@ def test_used_blocks_after_a_restart_do_not_make_the_first_eviction_long():
         table.add(key(n), Entry(10, 10, n, uses=200))
     (victim, _), *_ = table.pop_victims(0, 1, at_least=1)
     assert victim == key(64)
-
-
-def test_blocks_of_one_size_and_tenant_share_these_values(node):
-    store = node.open(tenant_quota_bytes=32 * MIB)
-    for _ in range(2):
-        for n in range(12):
-            if not store.contains(key(n)):
-                put(store, n, 60_000)
-        entries = [entry for some in store.table.entries() for _, entry in some]
-        assert len(entries) == 12
-        assert len({id(entry.size) for entry in entries}) == 1
-        assert len({id(entry.payload_len) for entry in entries}) == 1
-        assert len({id(entry.tenant) for entry in entries}) == 1
-        store = node.open(tenant_quota_bytes=32 * MIB)

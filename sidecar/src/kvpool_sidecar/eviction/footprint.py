@@ -6,7 +6,7 @@ from typing import Final
 
 __all__ = ["BYTES_PER_BLOCK", "block_limit"]
 
-BYTES_PER_BLOCK: Final = 750  # resident, with a table for each tenant
+BYTES_PER_BLOCK: Final = 160  # resident, with a table for each tenant and the spare room of growing columns
 _SHARE: Final = 3  # of the memory: a table that is rebuilt exists twice, and the rest of the process needs a third
 _LEAST: Final = 1 << 16
 

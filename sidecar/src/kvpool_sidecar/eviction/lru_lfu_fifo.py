@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from kvpool_sidecar.eviction.policy import EvictionPolicy
+from kvpool_sidecar.eviction.slot_queue import SlotQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from kvpool_sidecar.eviction.policy import Entry
 
 __all__ = ["Fifo", "Lfu", "Lru"]
 
@@ -22,28 +20,29 @@ class Fifo(EvictionPolicy):
 
     def __init__(self) -> None:
         super().__init__()
-        self._order: OrderedDict[bytes, None] = OrderedDict()
+        self._order = SlotQueue(self._table.column("ahead", "I"), self._table.column("behind", "I"))
 
-    def _in_order(self) -> Iterator[bytes]:
+    def _in_order(self) -> Iterator[int]:
         return iter(self._order)
 
-    def _admit(self, block_key: bytes, entry: Entry) -> None:
-        self._order[block_key] = None
+    def _admit(self, block_key: bytes, slot: int) -> None:
+        self._order.append(slot)
 
-    def _use(self, block_key: bytes) -> None:
+    def _use(self, block_key: bytes, slot: int) -> None:
         pass
 
-    def _forget(self, block_key: bytes) -> None:
-        del self._order[block_key]
+    def _forget(self, block_key: bytes, slot: int) -> None:
+        self._order.remove(slot)
 
-    def _evict(self) -> bytes:
-        return self._order.popitem(last=False)[0]
+    def _evict(self) -> int:
+        return self._order.pop_first()
 
     def _reset(self) -> None:
         self._order.clear()
 
-    def _demote(self, block_key: bytes) -> None:
-        self._order.move_to_end(block_key, last=False)
+    def _demote(self, slot: int) -> None:
+        self._order.remove(slot)
+        self._order.append_first(slot)
 
 
 class Lru(Fifo):
@@ -51,8 +50,9 @@ class Lru(Fifo):
 
     persists_uses = True
 
-    def _use(self, block_key: bytes) -> None:
-        self._order.move_to_end(block_key)
+    def _use(self, block_key: bytes, slot: int) -> None:
+        self._order.remove(slot)
+        self._order.append(slot)
 
 
 class Lfu(EvictionPolicy):
@@ -60,46 +60,56 @@ class Lfu(EvictionPolicy):
 
     def __init__(self) -> None:
         super().__init__()
-        self._count: dict[bytes, int] = {}
-        self._order: dict[int, OrderedDict[bytes, None]] = {}
+        self._ahead = self._table.column("ahead", "I")
+        self._behind = self._table.column("behind", "I")
+        self._count = self._table.column("count", "I")
+        self._order: dict[int, SlotQueue] = {}
         self._least = 0
 
-    def _uses_of(self, block_key: bytes) -> int:
-        return self._count.get(block_key, 0)
+    def _uses_of(self, slot: int) -> int:
+        return self._count[slot]
 
-    def _admit(self, block_key: bytes, entry: Entry) -> None:
-        self._put(block_key, entry.uses)
-        self._least = min(self._least, entry.uses)
+    def _admit(self, block_key: bytes, slot: int) -> None:
+        uses = self._table.saved_uses(slot)
+        self._put(slot, uses)
+        self._least = min(self._least, uses)
 
-    def _use(self, block_key: bytes) -> None:
-        count = self._count[block_key]
-        self._forget(block_key)
-        self._put(block_key, count + 1)
+    def _use(self, block_key: bytes, slot: int) -> None:
+        count = self._count[slot]
+        self._forget(block_key, slot)
+        self._put(slot, count + 1)
 
-    def _forget(self, block_key: bytes) -> None:
-        count = self._count.pop(block_key)
+    def _forget(self, block_key: bytes, slot: int) -> None:
+        count = self._count[slot]
         queue = self._order[count]
-        del queue[block_key]
+        queue.remove(slot)
         if not queue:
             del self._order[count]
 
-    def _evict(self) -> bytes:
+    def _evict(self) -> int:
         if self._least not in self._order:
             self._least = min(self._order)
-        key = next(iter(self._order[self._least]))
-        self._forget(key)
-        return key
+        slot = self._order[self._least].first
+        self._forget(b"", slot)
+        return slot
 
     def _reset(self) -> None:
-        self._count.clear()
+        for queue in self._order.values():
+            queue.clear()
         self._order.clear()
 
-    def _put(self, block_key: bytes, count: int) -> None:
-        self._count[block_key] = count
-        self._order.setdefault(count, OrderedDict())[block_key] = None
+    def _put(self, slot: int, count: int) -> None:
+        self._count[slot] = count
+        self._queue(count).append(slot)
 
-    def _demote(self, block_key: bytes) -> None:
-        self._forget(block_key)
-        self._put(block_key, 0)
-        self._order[0].move_to_end(block_key, last=False)
+    def _queue(self, count: int) -> SlotQueue:
+        queue = self._order.get(count)
+        if queue is None:
+            queue = self._order[count] = SlotQueue(self._ahead, self._behind)
+        return queue
+
+    def _demote(self, slot: int) -> None:
+        self._forget(b"", slot)
+        self._count[slot] = 0
+        self._queue(0).append_first(slot)
         self._least = 0

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kvpool_sidecar.eviction.packed_table import KeyTable
 from kvpool_sidecar.eviction.policy import EvictionPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from kvpool_sidecar.eviction.policy import Entry
     from kvpool_sidecar.eviction.session_marks import SessionHint
@@ -33,6 +34,10 @@ class PerTenant(EvictionPolicy):
         self._create = make
         self._priority = priority
         self._policies: dict[bytes, EvictionPolicy] = {}
+        self._by_number: list[EvictionPolicy] = []
+        self._numbers: dict[bytes, int] = {}
+        self._index = KeyTable()
+        self._owner = self._index.column("owner", "I")  # number of the policy that has the block
 
     def configure(self, make: Callable[[bytes], EvictionPolicy], priority: Callable[[bytes], int]) -> None:
         """Set the rules for new policies; existing policies stay."""
@@ -41,6 +46,12 @@ class PerTenant(EvictionPolicy):
     def policies(self) -> dict[bytes, EvictionPolicy]:
         """Policies by tenant, for reading and limiting only."""
         return dict(self._policies)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __contains__(self, block_key: bytes) -> bool:
+        return self._index.find(block_key) != 0
 
     def __iter__(self) -> Iterator[bytes]:
         for table in self._policies.values():
@@ -66,21 +77,50 @@ class PerTenant(EvictionPolicy):
         table = self._policies.get(tenant)
         taken = [] if table is None or need_bytes <= 0 else table.pop_victims(need_bytes, max_count, drive=drive)
         for key, entry in taken:
-            del self._entries[key]
+            self._remove_key(key)
             self._account(entry, -1)
         self._note(*(key for key, _ in taken))
         return taken
 
+    def get(self, block_key: bytes) -> Entry | None:
+        table = self._table_of(block_key)
+        return None if table is None else table.get(block_key)
+
+    def drive_of(self, block_key: bytes) -> int:
+        table = self._table_of(block_key)
+        return -1 if table is None else table.drive_of(block_key)
+
+    def add(self, block_key: bytes, entry: Entry) -> None:
+        self.discard(block_key)
+        self._put(block_key, entry).add(block_key, entry)
+
+    def _put(self, block_key: bytes, entry: Entry) -> EvictionPolicy:
+        table = self._policy_of(entry.tenant)
+        self._owner[self._index.insert(block_key)] = self._numbers[entry.tenant]
+        self._account(entry, 1)
+        self._note(block_key)
+        return table
+
+    @property
+    def slots(self) -> int:
+        return self._index.slots
+
+    @property
+    def bytes_per_slot(self) -> int:
+        return self._index.bytes_per_slot + max((table.bytes_per_slot for table in self._policies.values()), default=0)
+
+    def entries_in(self, slots: Iterable[int]) -> list[tuple[bytes, Entry]]:
+        keys = [self._index.key(slot) for slot in slots if self._index.has(slot)]
+        return [(key, entry) for key in keys if (entry := self.get(key)) is not None]
+
+    def last_uses_in(self, slots: Iterable[int]) -> list[tuple[float, int]]:
+        places = [slot for slot in slots if self._index.has(slot)]
+        entries = [(self.get(self._index.key(slot)), slot) for slot in places]
+        return [(entry.persisted_at, slot) for entry, slot in entries if entry is not None]
+
     def touch(self, block_key: bytes, now: float) -> bool:
-        entry = self._entries.get(block_key)
-        if entry is None:
-            return False
-        table = self._policies[entry.tenant]
-        save = table.touch(block_key, now)
-        saved = table.get(block_key)
-        if saved is not None and saved is not entry:
-            self._entries[block_key] = saved
-        return save
+        table = self._table_of(block_key)
+        return table is not None and table.touch(block_key, now)
 
     def observe_sequence(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:
         self._policy_of(tenant).observe_sequence(keys, tenant)
@@ -89,59 +129,67 @@ class PerTenant(EvictionPolicy):
         return self._policy_of(tenant).hint(hint, keys, tenant)
 
     def uses(self, block_key: bytes) -> int:
-        entry = self._entries.get(block_key)
-        return 0 if entry is None else self._policies[entry.tenant].uses(block_key)
-
-    def _admit(self, block_key: bytes, entry: Entry) -> None:
-        self._policy_of(entry.tenant).add(block_key, entry)
+        table = self._table_of(block_key)
+        return 0 if table is None else table.uses(block_key)
 
     def discard(self, block_key: bytes) -> bool:
-        entry = self._entries.get(block_key)
-        if entry is not None:
-            self._policies[entry.tenant].discard(block_key)
-        return super().discard(block_key)
-
-    def load(self, entries: Sequence[tuple[bytes, Entry]]) -> None:
-        self._entries = dict(entries)
-        by_tenant: dict[bytes, list[tuple[bytes, Entry]]] = {}
-        for key, entry in entries:
-            self._account(entry, 1)
-            by_tenant.setdefault(entry.tenant, []).append((key, entry))
-        for tenant, some in by_tenant.items():
-            self._policy_of(tenant).load(some)
+        table = self._table_of(block_key)
+        entry = None if table is None else table.get(block_key)
+        if table is None or entry is None:
+            return False
+        table.discard(block_key)
+        self._remove_key(block_key)
+        self._account(entry, -1)
+        self._note(block_key)
+        return True
 
     def sort_by_last_use(self) -> None:
         for table in self._policies.values():
             table.sort_by_last_use()
 
     def reinsert(self, block_key: bytes, entry: Entry) -> None:
-        self._policy_of(entry.tenant).reinsert(block_key, entry)
-        self._entries[block_key] = entry
-        self._account(entry, 1)
-        self._note(block_key)
+        self._put(block_key, entry).reinsert(block_key, entry)
 
-    def _evict(self) -> bytes:
-        return self._pop_one([tenant for tenant, table in self._policies.items() if len(table)], None)
-
-    def _next_on(self, drive: int) -> bytes:
-        return self._pop_one([one for one, table in self._policies.items() if table.on_drive(drive).blocks], drive)
-
-    def _pop_one(self, tenants: list[bytes], drive: int | None) -> bytes:
+    def _pop(self, drive: int | None) -> tuple[bytes, Entry]:
+        tenants = [
+            one
+            for one, table in self._policies.items()
+            if (len(table) if drive is None else table.on_drive(drive).blocks)
+        ]
         tenant = min(tenants, key=lambda one: (self._priority(one), -self._policies[one].total_bytes))
-        (key, _), *_ = self._policies[tenant].pop_victims(0, 1, at_least=1, drive=drive)
-        return key
+        ((key, entry),) = self._policies[tenant].pop_victims(0, 1, at_least=1, drive=drive)
+        self._remove_key(key)
+        self._account(entry, -1)
+        return key, entry
 
-    def _use(self, block_key: bytes) -> None:
-        raise NotImplementedError  # `touch` delegates to the tenant's policy
+    def _table_of(self, block_key: bytes) -> EvictionPolicy | None:
+        slot = self._index.find(block_key)
+        return self._by_number[self._owner[slot]] if slot else None
 
-    def _forget(self, block_key: bytes) -> None:
-        """`discard` has already updated the tenant's policy."""
+    def _remove_key(self, block_key: bytes) -> None:
+        slot = self._index.find(block_key)
+        self._index.remove(slot)
+        self._index.release(slot)
+
+    def _admit(self, block_key: bytes, slot: int) -> None:
+        raise NotImplementedError  # the tenants' policies have the blocks
+
+    def _use(self, block_key: bytes, slot: int) -> None:
+        raise NotImplementedError
+
+    def _forget(self, block_key: bytes, slot: int) -> None:
+        raise NotImplementedError
+
+    def _evict(self) -> int:
+        raise NotImplementedError
 
     def _reset(self) -> None:
-        self._policies.clear()
+        raise NotImplementedError
 
     def _policy_of(self, tenant: bytes) -> EvictionPolicy:
         table = self._policies.get(tenant)
         if table is None:
             table = self._policies[tenant] = self._create(tenant)
+            self._numbers[tenant] = len(self._by_number)
+            self._by_number.append(table)
         return table

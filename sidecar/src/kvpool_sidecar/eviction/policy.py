@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from kvpool_sidecar.eviction.packed_table import Entry, PackedTable
 from kvpool_sidecar.eviction.pinning import PinSet
 
 if TYPE_CHECKING:
@@ -21,16 +22,6 @@ __all__ = ["PERSIST_EVERY_S", "DriveUsage", "Entry", "EvictionPolicy", "decode_u
 PERSIST_EVERY_S = 600
 _MARK_NS = 777_000_000  # uses are kept above it; a time that the kernel set is there once in four million
 _MAX_USES = 255
-
-
-class Entry(NamedTuple):
-    size: int  # bytes as allocated on the drive
-    payload_len: int
-    persisted_at: float  # Unix seconds
-    uses: int = 0  # as saved; a table counts further itself
-    tenant: bytes = b""  # tag
-    created: float = 0.0  # Unix seconds
-    drive: int = 0  # number of the drive that holds it
 
 
 def encode_mtime_ns(now: float, uses: int) -> int:
@@ -57,12 +48,14 @@ _NOTHING: Final = DriveUsage()
 class EvictionPolicy(abc.ABC):
     """Blocks, their sizes and the eviction order. Not thread-safe. All operations but `pop_victims` are O(1) unless
     noted.
+
+    A subclass orders the slots of `_table`.
     """
 
     persists_uses = True  # does a use change what a restart must know?
 
     def __init__(self) -> None:
-        self._entries: dict[bytes, Entry] = {}
+        self._table = PackedTable()
         self._pins: PinSet | None = None
         self._by_drive: dict[int, DriveUsage] = {}
         self.total_bytes = 0
@@ -70,13 +63,13 @@ class EvictionPolicy(abc.ABC):
         self.journal: dict[bytes, None] | None = None  # blocks that came or went since it was set, in order
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._table)
 
     def __contains__(self, block_key: bytes) -> bool:
-        return block_key in self._entries
+        return self._table.find(block_key) != 0
 
     def __iter__(self) -> Iterator[bytes]:
-        return self._in_order() if self._pins is None else iter(self._entries)
+        return map(self._table.key, self._in_order() if self._pins is None else iter(self._table))
 
     def set_pins(self, pins: PinSet) -> None:
         """Evict the blocks of `pins`, which is empty, last."""
@@ -88,10 +81,13 @@ class EvictionPolicy(abc.ABC):
             if budget_bytes:
                 self.set_pins(PinSet(budget_bytes, min_uses))
             return
-        for key in self._pins.resize(budget_bytes, min_uses):
-            self._admit(key, self._entries[key])
+        self._unpin(self._pins.resize(budget_bytes, min_uses))
         if not budget_bytes:
             self._pins = None
+
+    def _unpin(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self._admit(key, self._table.find(key))
 
     @property
     def pinned_bytes(self) -> int:
@@ -100,56 +96,78 @@ class EvictionPolicy(abc.ABC):
 
     def get(self, block_key: bytes) -> Entry | None:
         """Return the entry of a block."""
-        return self._entries.get(block_key)
+        slot = self._table.find(block_key)
+        return self._table.entry(slot) if slot else None
+
+    def drive_of(self, block_key: bytes) -> int:
+        """Return the number of a block's drive; -1 if the block is absent."""
+        slot = self._table.find(block_key)
+        return self._table.drive(slot) if slot else -1
 
     def add(self, block_key: bytes, entry: Entry) -> None:
         """Add a stored block, or replace it."""
         self.discard(block_key)
-        self._entries[block_key] = entry
+        slot = self._table.add(block_key, entry)
         self._account(entry, 1)
         self._note(block_key)
-        self._admit(block_key, entry)
+        self._admit(block_key, slot)
 
     def touch(self, block_key: bytes, now: float) -> bool:
         """Record a use. True if the file's modification time should be updated."""
-        entry = self._entries.get(block_key)
-        if entry is None:
+        table = self._table
+        slot = table.find(block_key)
+        if not slot:
             return False
         if self._pins is None:
-            self._use(block_key)
+            self._use(block_key, slot)
         else:
-            self._use_or_pin(block_key, entry, self._pins)
-        if now - entry.persisted_at < self.persist_every_s:
+            self._use_or_pin(block_key, slot, self._pins)
+        if now - table.persisted_at(slot) < self.persist_every_s:
             return False
-        self._entries[block_key] = entry._replace(persisted_at=now, uses=self.uses(block_key))
+        table.save(slot, now, self.uses(block_key))
         return self.persists_uses
 
-    def keys(self) -> list[bytes]:
-        """Return the keys of all blocks, unordered. Atomic: the owner need not lock."""
-        return list(self._entries)
+    @property
+    def slots(self) -> int:
+        """Number of places that `entries_in` can look at; blocks that stay keep theirs."""
+        return self._table.slots
 
-    def expired(self, idle_since: float, created_before: float, among: Iterable[bytes] | None = None) -> list[bytes]:
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of memory that each place takes."""
+        return self._table.bytes_per_slot
+
+    def entries_in(self, slots: Iterable[int]) -> list[tuple[bytes, Entry]]:
+        """Return the blocks in these places."""
+        table = self._table
+        return [(table.key(slot), table.entry(slot)) for slot in slots if table.has(slot)]
+
+    def last_uses_in(self, slots: Iterable[int]) -> list[tuple[float, int]]:
+        """Return the persisted last use of the blocks in these places, Unix seconds, with the place."""
+        table = self._table
+        return [(table.persisted_at(slot), slot) for slot in slots if table.has(slot)]
+
+    def expired(self, idle_since: float, created_before: float, slots: Iterable[int] | None = None) -> list[bytes]:
         """Return blocks last used before `idle_since` or created before `created_before` (Unix seconds).
 
-        The last use may be `persist_every_s` too early. O(blocks), or of those in `among`.
+        The last use may be `persist_every_s` too early. O(blocks), or of those in `slots`.
         """
-        late = idle_since - self.persist_every_s
-        return [k for k, e in self._items(among) if e.persisted_at < late or 0 < e.created < created_before]
-
-    def _items(self, among: Iterable[bytes] | None) -> Iterable[tuple[bytes, Entry]]:
-        if among is None:
-            return self._entries.items()
-        return ((key, entry) for key in among if (entry := self._entries.get(key)) is not None)
+        table, late = self._table, idle_since - self.persist_every_s
+        return [
+            table.key(slot)
+            for slot in (table if slots is None else slots)
+            if table.has(slot) and (table.persisted_at(slot) < late or 0 < table.created(slot) < created_before)
+        ]
 
     def discard(self, block_key: bytes) -> bool:
         """Remove a block. False if it was absent."""
-        entry = self._entries.pop(block_key, None)
-        if entry is None:
+        slot = self._table.find(block_key)
+        if not slot:
             return False
-        self._account(entry, -1)
-        self._note(block_key)
         if self._pins is None or not self._pins.discard(block_key):
-            self._forget(block_key)
+            self._forget(block_key, slot)
+        self._take(slot)
+        self._note(block_key)
         return True
 
     def on_drive(self, drive: int) -> DriveUsage:
@@ -165,37 +183,49 @@ class EvictionPolicy(abc.ABC):
         """
         taken: list[tuple[bytes, Entry]] = []
         freed = 0
-        while self._entries and len(taken) < max_count and (freed < need_bytes or len(taken) < at_least):
-            if drive is None:
-                key = self._next_victim()
-            elif self.on_drive(drive).blocks:
-                key = self._next_on(drive)
-            else:
+        while len(self) and len(taken) < max_count and (freed < need_bytes or len(taken) < at_least):
+            if drive is not None and not self.on_drive(drive).blocks:
                 break
-            entry = self._entries.pop(key)
-            self._account(entry, -1)
+            key, entry = self._pop(drive)
             taken.append((key, entry))
             freed += entry.size
         self._note(*(key for key, _ in taken))
         return taken
+
+    def _pop(self, drive: int | None) -> tuple[bytes, Entry]:
+        """Remove and return the next victim, of those on a drive; there is one."""
+        return self._take(self._next_victim() if drive is None else self._next_on(drive))
+
+    def _take(self, slot: int) -> tuple[bytes, Entry]:
+        """Remove a block that is in no order from the table."""
+        key, entry = self._table.key(slot), self._table.entry(slot)
+        self._table.remove(slot)
+        self._release(slot)
+        self._account(entry, -1)
+        return key, entry
+
+    def _release(self, slot: int) -> None:
+        """Allow that the slot is used again."""
+        self._table.release(slot)
 
     def _account(self, entry: Entry, sign: int) -> None:
         self.total_bytes += sign * entry.size
         total, blocks = self._by_drive.get(entry.drive, _NOTHING)
         self._by_drive[entry.drive] = DriveUsage(total + sign * entry.size, blocks + sign)
 
-    def _next_on(self, drive: int) -> bytes:
-        """Remove and return the next victim on a drive that has blocks."""
-        key = self._find_on(drive)
+    def _next_on(self, drive: int) -> int:
+        """Return the next victim on a drive that has blocks; it is out of the order."""
+        slot = self._find_on(drive)
+        key = self._table.key(slot)
         if self._pins is None or not self._pins.discard(key):
-            self._forget(key)
-        return key
+            self._forget(key, slot)
+        return slot
 
-    def _find_on(self, drive: int) -> bytes:
-        for keys in (self._in_order(), self._entries):
-            for key in keys:
-                if self._entries[key].drive == drive:
-                    return key
+    def _find_on(self, drive: int) -> int:
+        for slots in (self._in_order(), self._table):
+            for slot in slots:
+                if self._table.drive(slot) == drive:
+                    return slot
         raise KeyError(drive)
 
     def _note(self, *keys: bytes) -> None:
@@ -204,39 +234,31 @@ class EvictionPolicy(abc.ABC):
                 self.journal.pop(key, None)
                 self.journal[key] = None
 
-    def _next_victim(self) -> bytes:
-        if self._pins is not None and len(self._pins) == len(self._entries):
-            return self._pins.pop_last()
+    def _next_victim(self) -> int:
+        if self._pins is not None and len(self._pins) == len(self):
+            return self._table.find(self._pins.pop_last())
         return self._evict()
 
-    def _use_or_pin(self, block_key: bytes, entry: Entry, pins: PinSet) -> None:
+    def _use_or_pin(self, block_key: bytes, slot: int, pins: PinSet) -> None:
         if block_key not in pins:
-            self._use(block_key)
-        if pins.record_use(block_key, entry.size):
-            self._forget(block_key)
-        for faded in pins.expired():
-            self._admit(faded, self._entries[faded])
+            self._use(block_key, slot)
+        if pins.record_use(block_key, self._table.size[slot]):
+            self._forget(block_key, slot)
+        self._unpin(pins.expired())
 
     def reinsert(self, block_key: bytes, entry: Entry) -> None:
         """Add a victim again that could not be deleted; it is the next victim."""
         self.add(block_key, entry)
-        self._demote(block_key)
-
-    def load(self, entries: Sequence[tuple[bytes, Entry]]) -> None:
-        """Fill an empty table with blocks, in the order of their last uses."""
-        self._entries = dict(entries)
-        for _, entry in entries:
-            self._account(entry, 1)
-        self.sort_by_last_use()
+        self._demote(self._table.find(block_key))
 
     def sort_by_last_use(self) -> None:
-        """Order the entries by last use, as after a scan."""
-        found = sorted(self._entries.items(), key=lambda item: item[1].persisted_at)
+        """Order the entries by last use, as after a scan. O(blocks)."""
+        table = self._table
         self._reset()
-        self._entries = dict(found)
-        for key, entry in found:
+        for slot in sorted(table, key=table.persisted_at):
+            key = table.key(slot)
             if self._pins is None or key not in self._pins:
-                self._admit(key, entry)
+                self._admit(key, slot)
 
     def observe_sequence(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:  # noqa: B027 - most orders have no use for it
         """Record a prompt's blocks in order: each is useless without its predecessors."""
@@ -252,38 +274,36 @@ class EvictionPolicy(abc.ABC):
 
     def uses(self, block_key: bytes) -> int:
         """Return the number of uses that this policy counts."""
-        return (
-            self._uses_of(block_key)
-            if self._pins is None or block_key not in self._pins
-            else self._pins.uses(block_key)
-        )
+        if self._pins is not None and block_key in self._pins:
+            return self._pins.uses(block_key)
+        slot = self._table.find(block_key)
+        return self._uses_of(slot) if slot else 0
 
-    def _in_order(self) -> Iterator[bytes]:
-        return iter(self._entries)
+    def _in_order(self) -> Iterator[int]:
+        return iter(self._table)
 
-    def _uses_of(self, block_key: bytes) -> int:
-        entry = self._entries.get(block_key)
-        return 0 if entry is None else entry.uses
+    def _uses_of(self, slot: int) -> int:
+        return self._table.saved_uses(slot)
 
     @abc.abstractmethod
-    def _admit(self, block_key: bytes, entry: Entry) -> None:
-        """Add a block to the order; `entry` is in the table."""
+    def _admit(self, block_key: bytes, slot: int) -> None:
+        """Add a block to the order; it is in the table."""
 
     @abc.abstractmethod
-    def _use(self, block_key: bytes) -> None:
+    def _use(self, block_key: bytes, slot: int) -> None:
         """Update the order after a use."""
 
     @abc.abstractmethod
-    def _forget(self, block_key: bytes) -> None:
-        """Remove a block from the order."""
+    def _forget(self, block_key: bytes, slot: int) -> None:
+        """Remove a block from the order; it is still in the table."""
 
     @abc.abstractmethod
-    def _evict(self) -> bytes:
-        """Remove and return the next victim. The order is not empty."""
+    def _evict(self) -> int:
+        """Remove the next victim from the order and return its slot. The order is not empty."""
 
     @abc.abstractmethod
     def _reset(self) -> None:
         """Remove all blocks from the order."""
 
-    def _demote(self, block_key: bytes) -> None:  # noqa: B027 - where there is no first place the block takes its chance
+    def _demote(self, slot: int) -> None:  # noqa: B027 - where there is no first place the block takes its chance
         """Make a block the next victim."""

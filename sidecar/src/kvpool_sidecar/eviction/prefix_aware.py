@@ -17,11 +17,11 @@ import random
 from collections import OrderedDict
 from heapq import nsmallest
 from itertools import chain, islice
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from kvpool.protocol.hint import HintKind
 from kvpool_sidecar.eviction.policy import EvictionPolicy
+from kvpool_sidecar.eviction.prompt_tree import PromptTree
 from kvpool_sidecar.eviction.recency_guard import RecencyGuard
 from kvpool_sidecar.eviction.reuse_model import CLASSES, REMEMBERED, ReuseModel
 from kvpool_sidecar.eviction.session_marks import MarkedNode, SessionMarks
@@ -29,36 +29,16 @@ from kvpool_sidecar.eviction.session_marks import MarkedNode, SessionMarks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvpool_sidecar.eviction.policy import Entry
-    from kvpool_sidecar.eviction.session_marks import SessionHint
+    from kvpool_sidecar.eviction.packed_table import Entry
+    from kvpool_sidecar.eviction.session_marks import Expectation, SessionHint
 
 __all__ = ["PrefixAware", "SequenceHints"]
 
 _SAMPLE = 32
 _HINTS = 1 << 14  # per tenant
 _TENANTS = 64
-_LAST_USE = attrgetter("last")
+_MAX_WORD = (1 << 32) - 1
 _EARLY = (HintKind.ENDED, HintKind.TTL)  # hold for blocks whose store is under way
-
-
-class _Node(MarkedNode):
-    __slots__ = ("alive", "children", "depth", "drive", "last", "parent", "place", "uses")
-
-    def __init__(self, block_key: bytes, entry: Entry, uses: int, last: int) -> None:
-        super().__init__(block_key, entry.size)
-        self.drive = entry.drive
-        self.uses = uses
-        self.last = last
-        self.parent: _Node | None = None
-        self.children = 0
-        self.depth = -1  # from the first lookup; below 0: unknown
-        self.place = -1  # among the leaves
-        self.alive = True
-
-
-def _goes_with(parent: _Node, node: _Node) -> bool:
-    """Return whether the block before an evicted one is the next victim, without a new sample."""
-    return parent.ended if node.ended else parent.uses == node.uses and parent.expected is node.expected
 
 
 class SequenceHints:
@@ -102,32 +82,33 @@ class PrefixAware(EvictionPolicy):
         super().__init__()
         self._model = ReuseModel(capacity_bytes, remembered)
         self._guard = RecencyGuard()
-        self._nodes: dict[bytes, _Node] = {}
-        self._leaves: list[_Node] = []
-        self._untaught: OrderedDict[_Node, None] = OrderedDict()  # no leaf of a known prompt; in the order of last use
         self._hints = SequenceHints()
         self._random = random.Random(seed).random  # noqa: S311 - a sample, not a secret
-        self._next: _Node | None = None  # the rest of a prompt that has begun to go
+        self._tree = PromptTree(self._table)
+        self._counts = self._table.column("count", "B")  # uses, at most CLASSES - 1
+        self._last = self._table.column("last", "I")  # of the clock, in grains, modulo one word
+        self._grain = max(1, capacity_bytes >> 20)
+        self._next = 0  # the rest of a prompt that has begun to go
         self._marks = SessionMarks(capacity_bytes)
-        self._ended: dict[_Node, None] = {}  # leaves of ended sessions, in the order in which they ended
+        self._marked: dict[int, MarkedNode] = {}  # blocks of which sessions speak, by slot
 
-    def _uses_of(self, block_key: bytes) -> int:
-        node = self._nodes.get(block_key)
-        return 0 if node is None else node.uses
+    def _uses_of(self, slot: int) -> int:
+        return self._counts[slot]
 
     def observe_sequence(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:
-        before: _Node | None = None
-        key_before = b""
+        tree, before, key_before = self._tree, 0, b""
         for depth, key in enumerate(keys):
-            node = self._nodes.get(key)
-            if node is not None:
-                if node.depth < 0:
-                    self._place(node, depth)
-                if before is not None and (node.parent is None or not node.parent.alive):
-                    self._link(node, before)
+            slot = self._table.find(key)
+            if slot and tree.has(slot):
+                if not tree.has_depth(slot):
+                    tree.set_depth(slot, depth)
+                if before:
+                    tree.link(slot, before)
+                before = slot
             else:
                 self._hints.add(tenant, key, key_before, depth)
-            before, key_before = node, key
+                before = 0
+            key_before = key
 
     @property
     def marks(self) -> SessionMarks:
@@ -138,186 +119,159 @@ class PrefixAware(EvictionPolicy):
         marks.measure(hint.now, clock)
         if hint.kind is HintKind.FORGET:
             marks.drop_pending(keys)
-        own: list[_Node] = []
+        own: list[int] = []
         for key in keys:
-            node = self._nodes.get(key)
-            if node is not None and marks.claim(node, hint.session):
-                own.append(node)
-            elif node is None and key not in self._entries and hint.kind in _EARLY:
+            slot = self._table.find(key)
+            if slot and self._tree.has(slot) and marks.claim(self._mark_of(slot), hint.session):
+                own.append(slot)
+            elif not slot and hint.kind in _EARLY:
                 marks.await_store(key, hint)
         return self._mark(own, hint)
 
-    def _mark(self, own: list[_Node], hint: SessionHint) -> int:
+    def _mark_of(self, slot: int) -> MarkedNode:
+        if (node := self._marked.get(slot)) is None:
+            node = self._marked[slot] = MarkedNode(self._table.key(slot), self._table.size[slot])
+        return node
+
+    def _mark(self, own: list[int], hint: SessionHint) -> int:
         """Apply a hint to blocks of this session only, in the prompt's order; return how many took it."""
+        nodes = [self._marked[slot] for slot in own]
         if hint.kind is HintKind.KEEP:
-            for node in own:
-                self._unmark_ended(node)
-            return self._marks.expect(own, hint, self._model.clock, self.total_bytes)
-        for node in own:
+            for slot in own:
+                self._unmark_ended(slot)
+            return self._marks.expect(nodes, hint, self._model.clock, self.total_bytes)
+        for slot, node in zip(own, nodes, strict=True):
             if hint.kind is HintKind.ENDED:
                 self._marks.release(node)
-                node.ended = True
-                if node.place >= 0:
-                    self._from_leaves(node)
-                    self._to_leaves(node)
+                self._tree.set_ended(slot, ended=True)
             elif hint.kind is HintKind.TTL:
                 node.retained = True
                 self._model.retain(node.block_key)
             elif hint.kind is HintKind.FORGET:
                 self._marks.release(node)
-                self._unmark_ended(node)
+                self._unmark_ended(slot)
                 node.owner = None
         return len(own)
 
-    def _unmark_ended(self, node: _Node) -> None:
-        if node.ended:
-            is_leaf = node.place >= 0
-            if is_leaf:
-                self._from_leaves(node)
-            node.ended = False
-            if is_leaf:
-                self._to_leaves(node)
+    def _unmark_ended(self, slot: int) -> None:
+        if self._tree.is_ended(slot):
+            self._tree.set_ended(slot, ended=False)
 
-    def _admit(self, block_key: bytes, entry: Entry) -> None:
-        ages = self._model
-        ages.clock += entry.size
-        node = _Node(block_key, entry, ages.record(block_key, min(entry.uses, CLASSES - 1)), ages.clock)
-        self._guard.store(block_key, entry.size)
-        self._nodes[block_key] = node
-        self._to_leaves(node)
-        if (hint := self._hints.pop(entry.tenant, block_key)) is not None:
+    def _admit(self, block_key: bytes, slot: int) -> None:
+        model, table = self._model, self._table
+        size, entry_uses = table.size[slot], table.saved_uses(slot)
+        model.clock += size
+        self._counts[slot] = model.record(block_key, min(entry_uses, CLASSES - 1))
+        self._last[slot] = model.clock // self._grain & _MAX_WORD
+        self._guard.store(block_key, size)
+        self._tree.add(slot)
+        if (hint := self._hints.pop(table.tenant(slot), block_key)) is not None:
             before, depth = hint
-            self._place(node, depth)
-            if (parent := self._nodes.get(before)) is not None:
-                self._link(node, parent)
-        if (early := self._marks.on_store(node)) is not None and self._marks.claim(node, early.session):
-            self._mark([node], early)
+            self._tree.set_depth(slot, depth)
+            if (parent := table.find(before)) and self._tree.has(parent):
+                self._tree.link(slot, parent)
+        early = self._marks.on_store(block_key)
+        if early is not None and self._marks.claim(self._mark_of(slot), early.session):
+            self._mark([slot], early)
 
-    def _use(self, block_key: bytes) -> None:
-        node = self._nodes[block_key]
-        self._unmark_ended(node)
-        self._marks.on_use(node)
-        node.uses = self._model.record(block_key, node.uses + 1)
-        node.last = self._model.clock
+    def _use(self, block_key: bytes, slot: int) -> None:
+        self._unmark_ended(slot)
+        self._marks.on_use(block_key, self._marked.get(slot))
+        self._counts[slot] = self._model.record(block_key, self._counts[slot] + 1)
+        self._last[slot] = self._model.clock // self._grain & _MAX_WORD
         self._guard.use(block_key)
-        if node in self._untaught:
-            self._untaught.move_to_end(node)
+        self._tree.use(slot)
 
     def reinsert(self, block_key: bytes, entry: Entry) -> None:
         self._guard.restore(block_key, entry.size)
         super().reinsert(block_key, entry)
 
-    def _forget(self, block_key: bytes) -> None:
+    def _forget(self, block_key: bytes, slot: int) -> None:
         self._guard.discard(block_key)
-        self._remove(block_key)
+        self._remove(slot)
 
-    def _remove(self, block_key: bytes) -> None:
-        node = self._nodes.pop(block_key)
-        node.alive = False
-        self._marks.release(node)
-        if node.place >= 0:
-            self._from_leaves(node)
-        parent, node.parent = node.parent, None
-        if parent is not None:
-            parent.children -= 1
-            if parent.children == 0 and parent.alive:
-                self._to_leaves(parent)
+    def _remove(self, slot: int) -> None:
+        if (node := self._marked.pop(slot, None)) is not None:
+            self._marks.release(node)
+        self._tree.remove(slot)
+        if self._next == slot:
+            self._next = 0
 
-    def _evict(self) -> bytes:
-        node = self._next
-        if node is None or not node.alive or node.place < 0 or (self._ended and not node.ended):
-            node = next(iter(self._ended)) if self._ended else self._least_valuable_leaf()
-        self._next = node.parent if node.parent is not None and _goes_with(node.parent, node) else None
-        self._guard.evict(node.block_key)
-        self._remove(node.block_key)
-        return node.block_key
+    def _release(self, slot: int) -> None:
+        self._tree.release(slot)
 
-    def _find_on(self, drive: int) -> bytes:
+    def _evict(self) -> int:
+        tree, slot = self._tree, self._next
+        if not slot or not tree.is_leaf(slot) or (tree.ended and not tree.is_ended(slot)):
+            slot = next(iter(tree.ended), 0) or self._least_valuable_leaf()
+        parent = tree.parent(slot)
+        goes_on = parent and tree.has(parent) and self._goes_with(parent, slot)
+        self._guard.evict(self._table.key(slot))
+        self._remove(slot)
+        self._next = parent if goes_on else 0
+        return slot
+
+    def _goes_with(self, parent: int, slot: int) -> bool:
+        """Return whether the block before an evicted one is the next victim, without a new sample."""
+        if self._tree.is_ended(slot):
+            return self._tree.is_ended(parent)
+        return self._counts[parent] == self._counts[slot] and self._expected(parent) is self._expected(slot)
+
+    def _expected(self, slot: int) -> Expectation | None:
+        node = self._marked.get(slot)
+        return None if node is None else node.expected
+
+    def _find_on(self, drive: int) -> int:
         """The end of a prompt, on this drive, that is next in the order; blocks behind it stay on other drives."""
-        first = chain(islice(self._ended, _SAMPLE), islice(self._untaught, _SAMPLE))
-        for node in chain(first, sorted(self._sample(), key=self._rank)):
-            here: _Node | None = node
-            while here is not None and here.alive:
-                if here.drive == drive:
-                    return here.block_key
-                here = here.parent
+        tree = self._tree
+        first = chain(islice(tree.ended, _SAMPLE), islice(tree.untaught, _SAMPLE))
+        for slot in chain(first, sorted(self._sample(), key=self._rank)):
+            here = slot
+            while here and tree.has(here):
+                if self._table.drive(here) == drive:
+                    return here
+                here = tree.parent(here)
         return super()._find_on(drive)
 
-    def _least_valuable_leaf(self) -> _Node:
+    def _least_valuable_leaf(self) -> int:
         """The least promising of a sample of leaves; the one that waits for longest among equals.
 
         Where LRU does better it is one of those used least recently, unless a session expects to use it again.
         """
-        some = self._sample()
+        some: Sequence[int] = self._sample()
         few = self._guard.candidates(_SAMPLE)
         if few < _SAMPLE:
-            old = nsmallest(few, (node for node in some if node.expected is None), key=_LAST_USE)
-            some = old + [node for node in some if node.expected is not None]
-        leaf = min(some, key=self._rank, default=None)
-        other = next(iter(self._untaught), None)
-        if leaf is None or other is None:
-            return leaf or next(iter(self._untaught))
-        key = self._rank if other.expected is not None else _LAST_USE
+            old = nsmallest(few, (slot for slot in some if self._expected(slot) is None), key=self._recency)
+            some = old + [slot for slot in some if self._expected(slot) is not None]
+        leaf = min(some, key=self._rank, default=0)
+        other = self._tree.untaught.first
+        if not leaf or not other:
+            return leaf or other
+        key = self._rank if self._expected(other) is not None else self._recency
         return min(other, leaf, key=key)
 
-    def _sample(self) -> list[_Node]:
+    def _sample(self) -> Sequence[int]:
         self._model.refit()
         self._marks.expire(self._model.clock)
-        leaves = self._leaves
+        leaves = self._tree.leaves
         count = len(leaves)
         return leaves if count <= _SAMPLE else [leaves[int(self._random() * count)] for _ in range(_SAMPLE)]
 
-    def _rank(self, node: _Node) -> tuple[float, int]:
-        return self._value(node), node.last
+    def _recency(self, slot: int) -> int:
+        """Higher: used later."""
+        return -(self._model.clock // self._grain - self._last[slot] & _MAX_WORD)
 
-    def _value(self, node: _Node) -> float:
-        if node.expected is not None:
-            return self._marks.value(node.expected, self._model.clock, self._model.grain)
-        return self._model.index(node.uses, node.last, retained=node.retained)
+    def _rank(self, slot: int) -> tuple[float, int]:
+        recency = self._recency(slot)
+        node = self._marked.get(slot)
+        if node is not None and node.expected is not None:
+            return self._marks.value(node.expected, self._model.clock, self._model.grain), recency
+        last, retained = self._model.clock + recency * self._grain, node is not None and node.retained
+        return self._model.index(self._counts[slot], last, retained=retained), recency
 
     def _reset(self) -> None:
-        for node in self._nodes.values():
-            node.alive = False
-        self._nodes.clear()
-        self._leaves.clear()
-        self._untaught.clear()
-        self._ended.clear()
+        self._tree.clear()
         self._guard.clear()
         self._marks.clear()
-        self._next = None
-
-    def _link(self, node: _Node, parent: _Node) -> None:
-        """Make `parent` the predecessor of `node`. Depths never change, so inconsistent sequences form no cycle."""
-        if not 0 <= parent.depth < node.depth:
-            return
-        node.parent = parent
-        parent.children += 1
-        if parent.place >= 0:
-            self._from_leaves(parent)
-
-    def _place(self, node: _Node, depth: int) -> None:
-        """Set the number of blocks before this one, as a lookup showed it."""
-        is_leaf = node.place >= 0
-        if is_leaf:
-            self._from_leaves(node)
-        node.depth = depth
-        if is_leaf:
-            self._to_leaves(node)
-
-    def _to_leaves(self, node: _Node) -> None:
-        if node.ended or node.depth < 0:
-            node.place = 0
-            (self._ended if node.ended else self._untaught)[node] = None
-            return
-        node.place = len(self._leaves)
-        self._leaves.append(node)
-
-    def _from_leaves(self, node: _Node) -> None:
-        if self._ended.pop(node, self) is None or self._untaught.pop(node, self) is None:
-            node.place = -1
-            return
-        last = self._leaves.pop()
-        if last is not node:
-            self._leaves[node.place] = last
-            last.place = node.place
-        node.place = -1
+        self._marked.clear()
+        self._next = 0

@@ -10,11 +10,10 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from kvpool_sidecar.eviction.policy import EvictionPolicy
+from kvpool_sidecar.eviction.slot_queue import SlotQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from kvpool_sidecar.eviction.policy import Entry
 
 __all__ = ["S3Fifo"]
 
@@ -29,71 +28,81 @@ class S3Fifo(EvictionPolicy):
 
     def __init__(self) -> None:
         super().__init__()
-        self._small: OrderedDict[bytes, int] = OrderedDict()
-        self._main: OrderedDict[bytes, int] = OrderedDict()
+        columns = self._table.column("ahead", "I"), self._table.column("behind", "I")
+        self._small, self._main = SlotQueue(*columns), SlotQueue(*columns)
         self._gone: OrderedDict[bytes, None] = OrderedDict()
-        self._uses: dict[bytes, int] = {}
+        self._counts = self._table.column("count", "B")
+        self._in_small = self._table.column("small", "B")
         self._small_bytes = 0
 
-    def _in_order(self) -> Iterator[bytes]:
+    def _in_order(self) -> Iterator[int]:
         yield from self._small
         yield from self._main
 
-    def _uses_of(self, block_key: bytes) -> int:
-        return self._uses.get(block_key, 0)
+    def _uses_of(self, slot: int) -> int:
+        return self._counts[slot]
 
-    def _admit(self, block_key: bytes, entry: Entry) -> None:
-        self._uses[block_key] = min(entry.uses, _MOST)
-        if entry.uses or block_key in self._gone:
+    def _admit(self, block_key: bytes, slot: int) -> None:
+        uses = self._table.saved_uses(slot)
+        self._counts[slot] = min(uses, _MOST)
+        if uses or block_key in self._gone:
             self._gone.pop(block_key, None)
-            self._main[block_key] = entry.size
+            self._main.append(slot)
         else:
-            self._small[block_key] = entry.size
-            self._small_bytes += entry.size
+            self._small.append(slot)
+            self._in_small[slot] = 1
+            self._small_bytes += self._table.size[slot]
 
-    def _use(self, block_key: bytes) -> None:
-        uses = self._uses[block_key]
+    def _use(self, block_key: bytes, slot: int) -> None:
+        uses = self._counts[slot]
         if uses < _MOST:
-            self._uses[block_key] = uses + 1
+            self._counts[slot] = uses + 1
 
-    def _forget(self, block_key: bytes) -> None:
-        del self._uses[block_key]
-        if block_key in self._small:
-            self._small_bytes -= self._small.pop(block_key)
+    def _forget(self, block_key: bytes, slot: int) -> None:
+        if self._in_small[slot]:
+            self._leave_small(slot)
         else:
-            del self._main[block_key]
+            self._main.remove(slot)
+        self._counts[slot] = 0
 
-    def _evict(self) -> bytes:
-        total = self.total_bytes
+    def _leave_small(self, slot: int) -> None:
+        self._small.remove(slot)
+        self._in_small[slot] = 0
+        self._small_bytes -= self._table.size[slot]
+
+    def _evict(self) -> int:
+        total, counts = self.total_bytes, self._counts
         steps = 0
         while True:
             steps += 1
             is_spared = steps <= _MAX_STEPS
             if self._small and (self._small_bytes * _SMALL_SHARE >= total or not self._main):
-                key, size = self._small.popitem(last=False)
-                self._small_bytes -= size
-                if self._uses[key] and is_spared:
-                    self._main[key] = size
-                    self._uses[key] = 0
+                slot = self._small.first
+                self._leave_small(slot)
+                if counts[slot] and is_spared:
+                    self._main.append(slot)
+                    counts[slot] = 0
                     continue
-                self._gone[key] = None
-                while len(self._gone) > min(_MAX_GONE, len(self._main) + len(self._small) + 1):
+                self._gone[self._table.key(slot)] = None
+                while len(self._gone) > min(_MAX_GONE, len(self)):
                     self._gone.popitem(last=False)
             else:
-                key, size = self._main.popitem(last=False)
-                if self._uses[key] and is_spared:
-                    self._uses[key] -= 1
-                    self._main[key] = size
+                slot = self._main.pop_first()
+                if counts[slot] and is_spared:
+                    counts[slot] -= 1
+                    self._main.append(slot)
                     continue
-            del self._uses[key]
-            return key
+            counts[slot] = 0
+            return slot
 
     def _reset(self) -> None:
-        self._small.clear()
+        for slot in list(self._small):
+            self._leave_small(slot)
         self._main.clear()
-        self._uses.clear()
         self._small_bytes = 0
 
-    def _demote(self, block_key: bytes) -> None:
-        self._uses[block_key] = 0
-        (self._small if block_key in self._small else self._main).move_to_end(block_key, last=False)
+    def _demote(self, slot: int) -> None:
+        self._counts[slot] = 0
+        queue = self._small if self._in_small[slot] else self._main
+        queue.remove(slot)
+        queue.append_first(slot)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from kvpool.protocol.hint import HintKind
 
-__all__ = ["MarkedNode", "MarksStatus", "SessionHint", "SessionMarks"]
+__all__ = ["Expectation", "MarkedNode", "MarksStatus", "SessionHint", "SessionMarks"]
 
 _PRIOR_KEPT, _PRIOR_ALL = 40.0, 50.0  # statements that the first assumption is worth
 _HALVE_AFTER = 4096.0  # statements, so that last week's truth fades
@@ -37,7 +37,7 @@ class SessionHint(NamedTuple):
     now: float = 0.0
 
 
-class _Expectation:
+class Expectation:
     """Blocks of one session that it expects to use again at clock `due`."""
 
     __slots__ = ("due", "is_open", "nodes", "span", "witness")
@@ -67,14 +67,13 @@ class MarksStatus(NamedTuple):
 class MarkedNode:
     """A block of a table, as far as sessions speak of it."""
 
-    __slots__ = ("block_key", "ended", "expected", "owner", "retained", "size")
+    __slots__ = ("block_key", "expected", "owner", "retained", "size")
 
     def __init__(self, block_key: bytes, size: int) -> None:
         self.block_key = block_key
         self.size = size
         self.owner: bytes | None = None  # session tag; empty: several sessions; None: unknown
-        self.ended = False
-        self.expected: _Expectation | None = None
+        self.expected: Expectation | None = None
         self.retained = False  # an application asked to retain it: a class of the reuse model
 
 
@@ -85,10 +84,10 @@ class SessionMarks:
         self.share_percent = share_percent
         self.expected_bytes = 0
         self._capacity = capacity_bytes
-        self._due: list[tuple[int, int, _Expectation]] = []  # heap, the next one first
-        self._latest: list[tuple[int, int, _Expectation]] = []  # heap, the last one first; some are over
+        self._due: list[tuple[int, int, Expectation]] = []  # heap, the next one first
+        self._latest: list[tuple[int, int, Expectation]] = []  # heap, the last one first; some are over
         self._number = 0
-        self._witnesses: dict[bytes, _Expectation] = {}
+        self._witnesses: dict[bytes, Expectation] = {}
         self._pending: OrderedDict[bytes, SessionHint] = OrderedDict()
         self._kept, self._all = _PRIOR_KEPT, _PRIOR_ALL
         self._rate = 0.0  # bytes a second
@@ -109,7 +108,7 @@ class SessionMarks:
         """Bytes stored a second, recently; 0: unknown."""
         return self._rate
 
-    def value(self, expected: _Expectation, clock: int, grain: int) -> float:
+    def value(self, expected: Expectation, clock: int, grain: int) -> float:
         """The chance of a use per step of `grain` bytes stored since, as ReuseModel.index gives it."""
         left = max(_LEFT * (expected.due - clock), _LEAST_LEFT * expected.span, grain)
         return self.truth * grain / left
@@ -133,7 +132,7 @@ class SessionMarks:
         span = max(1, int(hint.seconds * self._rate)) if self._rate else self._capacity
         if len(self._due) >= _MAX_EXPECTATIONS or not nodes:
             return 0
-        one = _Expectation(clock + span, span, nodes[0].block_key)
+        one = Expectation(clock + span, span, nodes[0].block_key)
         budget = total_bytes * self.share_percent // 100
         for node in nodes:
             if self.expected_bytes + node.size > budget and not self._displace(one.due, node.size):
@@ -164,11 +163,11 @@ class SessionMarks:
             heapq.heappop(self._latest)
         return False
 
-    def on_use(self, node: MarkedNode) -> None:
-        """Record a use: what was expected came true."""
-        if (witness := self._witnesses.get(node.block_key)) is not None:
+    def on_use(self, block_key: bytes, node: MarkedNode | None) -> None:
+        """Record a use: what was expected came true. `node`: what sessions said of the block."""
+        if (witness := self._witnesses.get(block_key)) is not None:
             self._resolve(witness, kept=True)
-        if node.expected is not None:
+        if node is not None and node.expected is not None:
             self._resolve(node.expected, kept=True)
             self.release(node)
 
@@ -178,11 +177,11 @@ class SessionMarks:
             self.expected_bytes -= node.size
             node.expected = None
 
-    def on_store(self, node: MarkedNode) -> SessionHint | None:
+    def on_store(self, block_key: bytes) -> SessionHint | None:
         """Return the hint that named this block before it was stored."""
-        if (witness := self._witnesses.get(node.block_key)) is not None:
+        if (witness := self._witnesses.get(block_key)) is not None:
             self._resolve(witness, kept=True)  # it was evicted too early, and the session did come back
-        return self._pending.pop(node.block_key, None)
+        return self._pending.pop(block_key, None)
 
     def await_store(self, block_key: bytes, hint: SessionHint) -> None:
         """Keep a hint for a block that is not here; bounded, the oldest goes."""
@@ -229,7 +228,7 @@ class SessionMarks:
         self._witnesses.clear()
         self._pending.clear()
 
-    def _resolve(self, one: _Expectation, *, kept: bool) -> None:
+    def _resolve(self, one: Expectation, *, kept: bool) -> None:
         if self._witnesses.get(one.witness) is one:
             del self._witnesses[one.witness]
         if not one.is_open:

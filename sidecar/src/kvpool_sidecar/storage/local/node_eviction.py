@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import gc
+import heapq
 import logging
 import threading
 import time
+from array import array
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from kvpool_sidecar import eviction as evict
@@ -15,6 +17,8 @@ from kvpool_sidecar.storage.local.victims import AT_A_TIME, EVICT_BATCH, pop_vic
 from kvpool_sidecar.tenancy import limits as quota
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kvpool_sidecar.eviction import EvictionPolicy
     from kvpool_sidecar.storage.local.node_table import NodeTable
 
@@ -25,6 +29,7 @@ log = logging.getLogger(__name__)
 _MAX_ROUNDS = 1 << 12
 _EXPIRY_BATCH = 512
 _FEW_CHANGES = 128
+_RUN = 1 << 15  # blocks sorted at once
 
 
 _MAX_WAITING = 1 << 15  # victims that are not unlinked yet; the next turn evicts further
@@ -168,10 +173,10 @@ class NodeEviction:
         with table.lock:
             expiries = evict.expiries(table.policy, limits, wall, now - self._settled_at)
         for policy, idle_since, created_before in expiries:
-            keys = policy.keys()
-            for start in range(0, len(keys), _EXPIRY_BATCH):
+            for start in range(0, policy.slots, _EXPIRY_BATCH):
                 with table.lock:
-                    late = policy.expired(idle_since, created_before, keys[start : start + _EXPIRY_BATCH])
+                    slots = range(start, min(start + _EXPIRY_BATCH, policy.slots))
+                    late = policy.expired(idle_since, created_before, slots)
                 self._remove_expired(late)
 
     def _remove_expired(self, late: list[bytes]) -> None:
@@ -188,7 +193,6 @@ class NodeEviction:
         """Order the blocks by their last uses, once after the scan."""
         with self._rebuilding:
             self._rebuild_policy()
-        gc.freeze()  # else each full collection stops all threads while it walks the whole table
 
     def _rebuild_policy(self) -> None:
         """Replace the policy by one with the same blocks in the order of their last uses, as after a restart.
@@ -200,19 +204,28 @@ class NodeEviction:
             order, limits, self._rebuild = node.config, node.limits, False
             old = node.policy
             old.journal = {}
-        keys = old.keys()
-        found: list[tuple[bytes, Entry]] = []
-        for start in range(0, len(keys), _FEW_CHANGES):
-            with node.lock:
-                some = [
-                    (k, e, old.uses(k)) for k in keys[start : start + _FEW_CHANGES] if (e := old.get(k)) is not None
-                ]
-            found += [(k, self._attributed(k, e)._replace(uses=uses)) for k, e, uses in some]
         table = evict.create(order, limits)
-        table.load(found)
+        slots = self._by_last_use(old)
+        while some := list(islice(slots, _FEW_CHANGES)):
+            with node.lock:
+                found = [(k, e._replace(uses=old.uses(k))) for k, e in old.entries_in(some)]
+            for key, entry in found:
+                table.add(key, self._attributed(key, entry))
         while not self._replace(old, table):
             pass
         log.info("%d blocks in the order of %s from now on", len(table), order.policy)
+
+    def _by_last_use(self, old: EvictionPolicy) -> Iterator[int]:
+        """Return the slots of a table's blocks in the order of their last uses: sorted in runs, 12 bytes a block."""
+        runs: list[tuple[array[float], array[int]]] = []
+        for start in range(0, old.slots, _RUN):
+            found: list[tuple[float, int]] = []
+            for first in range(start, min(start + _RUN, old.slots), _FEW_CHANGES):
+                with self.table.lock:
+                    found += old.last_uses_in(range(first, min(first + _FEW_CHANGES, old.slots)))
+            found.sort()
+            runs.append((array("d", [when for when, _ in found]), array("I", [slot for _, slot in found])))
+        return (slot for _, slot in heapq.merge(*(zip(*run, strict=True) for run in runs)))
 
     def _replace(self, old: EvictionPolicy, table: EvictionPolicy) -> bool:
         """Apply what changed in `old` since the last call; use `table` instead, unless that was too much for now."""
@@ -247,5 +260,4 @@ class NodeEviction:
             return entry
         if (header := drive.header_of(block_key)) is None:
             return entry
-        tenant = self.table.shared(header.tenant_tag)
-        return entry._replace(tenant=tenant, created=min(header.created_ms / 1000, entry.persisted_at))
+        return entry._replace(tenant=header.tenant_tag, created=min(header.created_ms / 1000, entry.persisted_at))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections import Counter
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol
 
 from kvpool_sidecar import eviction as evict
 from kvpool_sidecar.blocks.events import BlocksEvicted, BlocksRemoved, DriveIncident
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from kvpool.protocol.block import BlockHeader
     from kvpool_sidecar.blocks.events import BlockEvents
-    from kvpool_sidecar.eviction import Entry, EvictionConfig
+    from kvpool_sidecar.eviction import Entry, EvictionConfig, EvictionPolicy
     from kvpool_sidecar.eviction.session_marks import SessionHint
     from kvpool_sidecar.storage.local.health import DriveHealth
     from kvpool_sidecar.tenancy import limits as quota
@@ -28,9 +29,6 @@ __all__ = ["NodeTable", "PendingCopies", "TableDrive"]
 
 
 _BATCH = 256
-_MAX_SHARED = 4096
-
-T = TypeVar("T", int, bytes)
 
 
 class PendingCopies(Protocol):
@@ -93,7 +91,6 @@ class NodeTable:
         self.pending_copies: PendingCopies | None = None
         self.drives: list[TableDrive] = []
         self._clock = clock
-        self._values: dict[int | bytes, int | bytes] = {}
         self._started_at, self._started = time.time(), time.monotonic()
 
     def now(self) -> float:
@@ -101,12 +98,6 @@ class NodeTable:
         if self._clock is not None:
             return self._clock()
         return self._started_at + time.monotonic() - self._started
-
-    def shared(self, value: T) -> T:
-        """Return one object for equal values: few sizes and tenants recur in millions of entries."""
-        if len(self._values) >= _MAX_SHARED:
-            self._values.clear()
-        return cast("T", self._values.setdefault(value, value))
 
     def join(self, drive: TableDrive) -> int:
         """Add a drive; return its number, which `Entry.drive` holds."""
@@ -117,7 +108,7 @@ class NodeTable:
     def drives_of(self, keys: Sequence[bytes]) -> list[int]:
         """Return the number of each block's drive; -1 for blocks that the table does not have."""
         with self.lock:
-            return [-1 if (entry := self.policy.get(key)) is None else entry.drive for key in keys]
+            return [self.policy.drive_of(key) for key in keys]
 
     def payload_len(self, block_key: bytes) -> int:
         """Return the payload length; 0 if the block is not here or its drive is fenced."""
@@ -127,10 +118,12 @@ class NodeTable:
 
     def entries(self) -> Iterator[list[tuple[bytes, Entry]]]:
         """Yield all blocks in batches, so that the lock is never held for long; concurrent changes may be missed."""
-        keys = self.policy.keys()
-        for start in range(0, len(keys), _BATCH):
+        policy = self.policy
+        for slots in self._batches(policy):
             with self.lock:
-                some = [(k, e) for k in keys[start : start + _BATCH] if (e := self.policy.get(k)) is not None]
+                some = policy.entries_in(slots)
+                if policy is not self.policy:
+                    some = [(key, found) for key, _ in some if (found := self.policy.get(key)) is not None]
             yield some
 
     def used_since(self, idle_s: float) -> list[tuple[bytes, int, float]]:
@@ -138,18 +131,31 @@ class NodeTable:
 
         The last use may be `persist_every_s` too early.
         """
-        now = self.now()
-        since = now - idle_s - self.policy.persist_every_s
-        return [
-            (key, entry.payload_len, max(0.0, now - entry.persisted_at))
-            for some in self.entries()
-            for key, entry in some
-            if entry.persisted_at >= since
-        ]
+        now, policy = self.now(), self.policy
+        since = now - idle_s - policy.persist_every_s
+        found: list[tuple[bytes, int, float]] = []
+        for slots in self._batches(policy):
+            with self.lock:
+                recent = [slot for used, slot in policy.last_uses_in(slots) if used >= since]
+                some = policy.entries_in(recent)
+            found += [(key, entry.payload_len, max(0.0, now - entry.persisted_at)) for key, entry in some]
+        return found
 
-    def last_uses(self) -> list[float]:
+    def last_uses(self) -> array[float]:
         """Return the last use of each block, Unix seconds, unordered."""
-        return [entry.persisted_at for some in self.entries() for _, entry in some]
+        policy, found = self.policy, array("d")
+        for slots in self._batches(policy):
+            with self.lock:
+                found.extend([used for used, _ in policy.last_uses_in(slots)])
+        return found
+
+    @staticmethod
+    def _batches(policy: EvictionPolicy) -> Iterator[range]:
+        """Yield the places of a table's blocks, a few at a time, so that the lock is never held for long."""
+        start = 0
+        while start < (end := policy.slots):
+            yield range(start, min(start + _BATCH, end))
+            start += _BATCH
 
     @property
     def pinned_bytes(self) -> int:

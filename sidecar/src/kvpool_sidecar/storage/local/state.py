@@ -176,14 +176,13 @@ class DriveState:
 
     def entry_of(self, info: os.stat_result, header: BlockHeader | None = None) -> Entry:
         """Return the table entry of a block's file."""
-        size = self.table.shared(max(info.st_blocks * 512, _PAGE))
-        payload_len = self.table.shared(info.st_size - HEADER_BYTES)
+        size = max(info.st_blocks * 512, _PAGE)
+        payload_len = info.st_size - HEADER_BYTES
         uses = decode_uses(info.st_mtime_ns)
         if header is None:
             return Entry(size, payload_len, info.st_mtime, uses, drive=self.number)
-        tenant = self.table.shared(header.tenant_tag)
         created = min(header.created_ms / 1000, info.st_mtime)
-        return Entry(size, payload_len, info.st_mtime, uses, tenant, created, self.number)
+        return Entry(size, payload_len, info.st_mtime, uses, header.tenant_tag, created, self.number)
 
     def prune_quarantine(self) -> None:
         """Keep the newest few quarantined blocks and count their bytes."""
