@@ -45,20 +45,35 @@ class DriveUsage(NamedTuple):
 _NOTHING: Final = DriveUsage()
 
 
-class EvictionPolicy(abc.ABC):
-    """Blocks, their sizes and the eviction order. Not thread-safe. All operations but `pop_victims` are O(1) unless
-    noted.
+class BlockAccounts:
+    """Bytes and blocks of a table, in total and by drive."""
 
-    A subclass orders the slots of `_table`.
+    def __init__(self) -> None:
+        self._by_drive: dict[int, DriveUsage] = {}
+        self.total_bytes = 0
+
+    def on_drive(self, drive: int) -> DriveUsage:
+        """Return what the table has on the drive with this number."""
+        return self._by_drive.get(drive, _NOTHING)
+
+    def _account(self, entry: Entry, sign: int) -> None:
+        self.total_bytes += sign * entry.size
+        total, blocks = self._by_drive.get(entry.drive, _NOTHING)
+        self._by_drive[entry.drive] = DriveUsage(total + sign * entry.size, blocks + sign)
+
+
+class EvictionPolicy(BlockAccounts, abc.ABC):
+    """Blocks, their sizes and the eviction order, of the slots of `_table`. Not thread-safe.
+
+    All operations but `pop_victims` are O(1) unless noted.
     """
 
     persists_uses = True  # does a use change what a restart must know?
 
     def __init__(self) -> None:
+        super().__init__()
         self._table = PackedTable()
         self._pins: PinSet | None = None
-        self._by_drive: dict[int, DriveUsage] = {}
-        self.total_bytes = 0
         self.persist_every_s: float = PERSIST_EVERY_S
         self.journal: dict[bytes, None] | None = None  # blocks that came or went since it was set, in order
 
@@ -129,7 +144,7 @@ class EvictionPolicy(abc.ABC):
 
     @property
     def slots(self) -> int:
-        """Number of places that `entries_in` can look at; blocks that stay keep theirs."""
+        """Number of places that `entries_in` can read; blocks that stay keep theirs."""
         return self._table.slots
 
     @property
@@ -153,11 +168,9 @@ class EvictionPolicy(abc.ABC):
         The last use may be `persist_every_s` too early. O(blocks), or of those in `slots`.
         """
         table, late = self._table, idle_since - self.persist_every_s
-        return [
-            table.key(slot)
-            for slot in (table if slots is None else slots)
-            if table.has(slot) and (table.persisted_at(slot) < late or 0 < table.created(slot) < created_before)
-        ]
+        here = (slot for slot in (table if slots is None else slots) if table.has(slot))
+        idle_or_old = (s for s in here if table.persisted_at(s) < late or 0 < table.created(s) < created_before)
+        return [table.key(slot) for slot in idle_or_old]
 
     def discard(self, block_key: bytes) -> bool:
         """Remove a block. False if it was absent."""
@@ -169,10 +182,6 @@ class EvictionPolicy(abc.ABC):
         self._take(slot)
         self._note(block_key)
         return True
-
-    def on_drive(self, drive: int) -> DriveUsage:
-        """Return what the table has on the drive with this number."""
-        return self._by_drive.get(drive, _NOTHING)
 
     def pop_victims(
         self, need_bytes: int, max_count: int, *, at_least: int = 0, drive: int | None = None
@@ -207,11 +216,6 @@ class EvictionPolicy(abc.ABC):
     def _release(self, slot: int) -> None:
         """Allow that the slot is used again."""
         self._table.release(slot)
-
-    def _account(self, entry: Entry, sign: int) -> None:
-        self.total_bytes += sign * entry.size
-        total, blocks = self._by_drive.get(entry.drive, _NOTHING)
-        self._by_drive[entry.drive] = DriveUsage(total + sign * entry.size, blocks + sign)
 
     def _next_on(self, drive: int) -> int:
         """Return the next victim on a drive that has blocks; it is out of the order."""
@@ -260,7 +264,7 @@ class EvictionPolicy(abc.ABC):
             if self._pins is None or key not in self._pins:
                 self._admit(key, slot)
 
-    def observe_sequence(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:  # noqa: B027 - most orders have no use for it
+    def observe_sequence(self, keys: Sequence[bytes], tenant: bytes = b"") -> None:
         """Record a prompt's blocks in order: each is useless without its predecessors."""
 
     def hint(self, hint: SessionHint, keys: Sequence[bytes], tenant: bytes = b"") -> int:
@@ -305,5 +309,5 @@ class EvictionPolicy(abc.ABC):
     def _reset(self) -> None:
         """Remove all blocks from the order."""
 
-    def _demote(self, slot: int) -> None:  # noqa: B027 - where there is no first place the block takes its chance
+    def _demote(self, slot: int) -> None:
         """Make a block the next victim."""

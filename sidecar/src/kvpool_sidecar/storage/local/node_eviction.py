@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _MAX_ROUNDS = 1 << 12
 _EXPIRY_BATCH = 512
 _FEW_CHANGES = 128
-_RUN = 1 << 15  # blocks sorted at once
+_RUN = 1 << 15  # blocks that are sorted together
 
 
 _MAX_WAITING = 1 << 15  # victims that are not unlinked yet; the next turn evicts further
