@@ -102,6 +102,7 @@ EVERYWHERE = [
     "kvpool.transport.connection_pool",
     "kvpool.transport.descriptor_closer",
     "kvpool.transport.hot_blocks",
+    "kvpool.transport.hot_copy",
     "kvpool.transport.load",
     "kvpool.transport.local_lookups",
     "kvpool.transport.page_cache",

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["LoadResult", "StoreResult", "load_results", "store_results"]
 
 
+_NAMES = {tier: tier.name.lower() for tier in Tier}
+
+
 class LoadResult(NamedTuple):
     """Outcome of loading one block. Unless `ok`, the buffer may hold garbage and must not be used.
 
@@ -72,10 +75,10 @@ def load_results(
             counts["misses", why] = counts.get(("misses", why), 0) + 1
         results.append(result)
     for (tier, size), count in numbers.items():
-        name = tier.name.lower()
+        name = _NAMES[tier]
         counts["hits", name] = counts.get(("hits", name), 0) + count
         counts["bytes", name] = counts.get(("bytes", name), 0) + count * size
-    stats.add_all(counts, {tier.name.lower(): done - began for tier, done in last.items()})
+    stats.add_all(counts, {_NAMES[tier]: done - began for tier, done in last.items()})
     return results
 
 

@@ -110,10 +110,13 @@ class SidecarSession:
         batch = LoadBatch(deadline, self._readers, self._on_corrupt)
         if not descriptor_closer.has_room():
             return batch, Reason.BUSY  # a mount hangs in close(2): accept no more of its files
-        with self._hot.loading(batch, requests, self.connections if self.reachable else None) as rest:
-            if not rest:
+        moment = self._hot.moment() if self.reachable else None
+        try:
+            if not (rest := self._hot.load(batch, requests, moment, self.connections)):
                 return batch, Reason.DEADLINE  # of all that `batch` does not hold, if anything is missing
             return batch, self._run_guarded("load", self._reads, lambda: self._load(batch, rest))
+        finally:
+            self._hot.keep(batch.take_kept(), moment, self.connections)
 
     def store(
         self,
@@ -251,8 +254,7 @@ class SidecarSession:
         self.wants_engine_blocks, self.wants_salts = server.events, bool(server.salt_key)
         self.wants_prompt_tokens = server.prompt_tokens
         self.session_key = server.session_key
-        self._local.reset(is_offered=server.block_tables)
-        self._hot.reset(is_offered=server.load_reports)
+        self._hot.reset(has_tables=server.block_tables, accepts_reports=server.load_reports)
         own, default = self.config.deadlines, Deadlines()
         requested = {
             f.name: server.deadlines[f.name]

@@ -122,6 +122,27 @@ def test_a_block_that_is_requested_twice_in_a_load_is_loaded_twice(node, ids):
         wait_for(lambda: len(descriptors_of(node)) == 1, "one descriptor is kept")
 
 
+def test_a_large_load_that_several_threads_copy_is_right_and_asks_nobody(node, ids):
+    size = 4 << 20
+    with client_of(node) as client:
+        payloads = [bytes([n + 1]) * size for n in range(12)]
+        assert all(r.stored for r in client.put_from(ids[:12], payloads))
+        views = [bytearray(size) for _ in payloads]
+        wait_for(
+            lambda: (
+                all(r.ok for r in client.get_into(ids[:12], views, time.monotonic() + 20))
+                and len(client._session._hot) >= 12
+            ),
+            "all of them are kept",
+        )
+        before = asked(client)
+        for _ in range(3):
+            views = [bytearray(size) for _ in payloads]
+            assert all(r.ok for r in client.get_into(ids[:12], views, time.monotonic() + 20))
+            assert all(view == payload for view, payload in zip(views, payloads, strict=True))
+        assert asked(client) == before
+
+
 def test_a_load_whose_deadline_has_passed_is_a_miss_and_writes_nothing(node, ids):
     with client_of(node) as client:
         warm(client, ids)

@@ -27,6 +27,9 @@ class Lookups:
     def __init__(self, table: BlockTable) -> None:
         self.table = table
 
+    def reset(self, *, is_offered: bool) -> None:
+        pass
+
 
 class Connections:
     """No report is ever due here: no use is recorded."""
@@ -37,7 +40,7 @@ class Bench:
         self.new_table()
         self.lookups = Lookups(self.table)
         self.hot = HotBlocks(self.lookups, max_blocks)
-        self.hot.reset(is_offered=True)
+        self.hot.reset(has_tables=True, accepts_reports=True)
 
     def new_table(self) -> None:
         self.writer = BlockTableWriter(1 << 10)
@@ -211,10 +214,10 @@ def test_nothing_is_kept_for_a_sidecar_that_accepts_no_reports_or_after_the_end(
     bench.insert(1)
     (old,) = bench.keep(1)
     moment = bench.hot.moment()
-    bench.hot.reset(is_offered=False)
+    bench.hot.reset(has_tables=True, accepts_reports=False)
     assert bench.hot.moment() is None
     wait_for(lambda: not is_open(old), "it is closed")
-    bench.hot.reset(is_offered=True)
+    bench.hot.reset(has_tables=True, accepts_reports=True)
     assert bench.hot.moment() is not None
     bench.hot.close()
     (late,) = bench.keep(1, moment=moment)

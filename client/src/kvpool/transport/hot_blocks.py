@@ -22,7 +22,7 @@ from kvpool.transport.pending import PendingRead
 from kvpool.transport.use_reports import UseReports
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from kvpool.transport.block_table import BlockTable
     from kvpool.transport.connection_pool import ConnectionPool
@@ -75,9 +75,10 @@ class HotBlocks:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def reset(self, *, is_offered: bool) -> None:
-        """Close all descriptors, because another connection was made; `is_offered`: its sidecar accepts LOADED."""
-        self._is_offered = is_offered and block.CAN_CHECKSUM
+    def reset(self, *, has_tables: bool, accepts_reports: bool) -> None:
+        """Forget the table and close all descriptors, because another connection was made. Its sidecar's abilities."""
+        self._lookups.reset(is_offered=has_tables)
+        self._is_offered = accepts_reports and block.CAN_CHECKSUM
         self._clear()
 
     def close(self) -> None:
@@ -94,26 +95,19 @@ class HotBlocks:
             with contextlib.suppress(OSError):
                 os.close(hot.descriptor)
 
-    @contextlib.contextmanager
-    def loading(
-        self, batch: LoadBatch, requests: Sequence[BlockRequest], connections: ConnectionPool | None
-    ) -> Iterator[Sequence[BlockRequest]]:
-        """Load what is here into `batch`, and give the requests for the rest. Then keep what the batch has loaded.
-
-        `connections`: None while there is no sidecar: nothing is loaded or kept.
-        """
-        moment = self.moment() if connections is not None else None
-        if moment is None or connections is None:
-            yield requests
-            return
+    def load(
+        self, batch: LoadBatch, requests: Sequence[BlockRequest], moment: Moment | None, connections: ConnectionPool
+    ) -> Sequence[BlockRequest]:
+        """Load what is here into `batch`. Return the requests for the rest; call `keep` after they are loaded too."""
+        if moment is None:
+            return requests
         batch.keeps = True
-        try:
-            if hot := self.take(requests, moment):
-                requests = batch.run_hot(hot, requests)
-                self._record(batch.loads, connections)
-            yield requests
-        finally:
-            self.keep(batch.take_kept(), moment, connections)
+        if not (hot := self.take(requests, moment)):
+            return requests
+        rest = batch.run_hot(hot, requests)
+        if loaded := tuple(load.block_id for load in batch.loads if load.ok):
+            self._reports.record(loaded, connections)  # the eviction order and the counters follow uses
+        return rest
 
     def moment(self) -> Moment | None:
         """Return the state of the table before a load; None: nothing is kept now."""
@@ -141,17 +135,18 @@ class HotBlocks:
         close_later(gone, wire.Tier.LOCAL)
         return found
 
-    def keep(self, loads: Iterable[PendingRead], moment: Moment, connections: ConnectionPool) -> None:
+    def keep(self, loads: Sequence[PendingRead], moment: Moment | None, connections: ConnectionPool) -> None:
         """Take over the descriptors of blocks that were loaded since `moment`, but of those removed meanwhile."""
-        loads = list(loads)
-        if not loads:
+        if not loads or moment is None:
             return
         surplus: list[int] = []
         with self._lock:
             surplus += self._follow(moment)
             removed = moment.table.removed if self._table is moment.table and not self._closed else -1
-            tags = moment.table.removals(moment.removed, removed) if removed >= 0 else None
-            gone = frozenset(tags or ())
+            tags: list[bytes] | None = [] if removed == moment.removed else None
+            if removed > moment.removed:
+                tags = moment.table.removals(moment.removed, removed)
+            gone = frozenset(tags) if tags else ()
             for load in loads:
                 tag, descriptor = load.block_id[:_TAG], load.take_descriptor()
                 is_known = isinstance(hot := load.hot, _HotBlock) or moment.table.has_all((load.block_id,))
@@ -182,11 +177,6 @@ class HotBlocks:
             _log.exception("kvpool: descriptors of loaded blocks cannot be kept")
             self._clear()
         return bool(self._blocks)
-
-    def _record(self, loads: Sequence[PendingRead], connections: ConnectionPool) -> None:
-        """Report blocks that were loaded without a request: the eviction order and the counters follow uses."""
-        if loaded := tuple(load.block_id for load in loads if load.ok):
-            self._reports.record(loaded, connections)
 
     def _clear(self) -> None:
         with self._lock:

@@ -19,6 +19,7 @@ from kvpool.stats import Reason
 from kvpool.transport import pending, transfer
 from kvpool.transport import responses as responses
 from kvpool.transport.descriptor_closer import close_later
+from kvpool.transport.hot_copy import HotCopy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +34,6 @@ _log = logging.getLogger("kvpool")
 
 _PROCESSORS = os.cpu_count() or 1
 _HELPER_BYTES = 8 << 20  # work that justifies waking one helper
-_HOT_HELPER_BYTES = 32 << 20  # the same where nothing but a copy is left to do
 
 
 class LoadBatch:
@@ -57,19 +57,15 @@ class LoadBatch:
         At the deadline nothing is left: the missing blocks are in `loads`, and no thread writes into the buffers.
         """
         self.loads.extend(hot)
-        self.batch.expect(len(hot))
-        self.batch.ready.extend(hot)
-        is_over = True
+        is_in_time = False
         try:
-            self._wake_helpers(self._drain_hot, _HOT_HELPER_BYTES, busy=False)
-            self._drain_hot()
-            is_over = not self.batch.wait() or time.monotonic() >= self.batch.deadline
+            is_in_time = HotCopy(self.batch, self._workers, self._kept).run(hot)
         finally:
-            if is_over:
+            if not is_in_time:
                 self._abandon(None)
-        if is_over:
+        if not is_in_time:
             return ()
-        self.loads = [load for load in self.loads if load.ok]
+        self.loads = [load for load in hot if load.ok]
         if len(self.loads) == len(wanted):
             return ()
         loaded = {load.position for load in self.loads}
@@ -79,9 +75,11 @@ class LoadBatch:
         """Return the blocks whose descriptors the caller takes over, once no more is to be loaded."""
         self.batch.closed = True
         kept = []
-        with contextlib.suppress(IndexError):
-            while True:
+        try:
+            while self._kept:
                 kept.append(self._kept.popleft())
+        except IndexError:  # another thread has taken the last one
+            pass
         return kept
 
     def run(self, connection: Connection, expect: pending.Expectation, wanted: Sequence[BlockRequest]) -> bool:
@@ -89,7 +87,7 @@ class LoadBatch:
         try:
             for start in range(0, len(wanted), wire.MAX_BATCH):
                 streams = self._open(connection, expect, wanted[start : start + wire.MAX_BATCH])
-                self._wake_helpers(lambda: self._drain(expect, may_block=True), _HELPER_BYTES, busy=bool(streams))
+                self._wake_helpers(expect, busy=bool(streams))
                 self._read_streams(connection, expect, streams)
                 self._drain(expect, may_block=False)
             return self.batch.wait()
@@ -129,38 +127,18 @@ class LoadBatch:
         self.batch.ready.extend(files)
         return streams
 
-    def _wake_helpers(self, work: Callable[[], None], bytes_each: int, *, busy: bool) -> None:
+    def _wake_helpers(self, expect: pending.Expectation, *, busy: bool) -> None:
         """Wake as many helpers as the pending work justifies; `busy`: the caller has streams to read first."""
         ready = list(self.batch.ready)
-        worth = max(busy, sum(len(load.view) for load in ready) // bytes_each)
+        worth = max(busy, sum(len(load.view) for load in ready) // _HELPER_BYTES)
         most = min(self._workers.limit, _PROCESSORS - 1 + busy, len(ready) - 1 + busy)
         for _ in range(min(worth, most)):
-            self._workers.submit(work)
+            self._workers.submit(lambda: self._drain(expect, may_block=True))
 
-    def _drain_hot(self) -> None:
-        """Copy hot blocks until none is left. A failed one counts as not read: it is requested then."""
-        batch, done = self.batch, 0
-        local: list[int] = []
-        try:
-            while (load := self._next(may_block=False)) is not None:
-                done += 1
-                try:
-                    load.ok = transfer.read_hot(load, batch)
-                except DeadlineExceededError:
-                    load.reason = Reason.DEADLINE
-                if load.ok:
-                    load.done = time.monotonic()
-                    self._kept.append(load)
-                else:
-                    local.append(load.take_descriptor())
-        finally:
-            self._end_drain(local, done)
-
-    def _end_drain(self, local: list[int], done: int) -> None:
+    def _close_local(self, local: list[int]) -> None:
         if self.batch.closed:  # too late for `take_kept`
             local += [load.take_descriptor() for load in self.take_kept()]
         close_later(local, wire.Tier.LOCAL)
-        self.batch.settle(done)
 
     def _drain(self, expect: pending.Expectation, *, may_block: bool) -> None:
         done = 0
@@ -179,7 +157,8 @@ class LoadBatch:
                     self.batch.cold.append(load)
                     self._workers.submit(lambda: self._drain(expect, may_block=True))
         finally:
-            self._end_drain(local, done)
+            self._close_local(local)
+            self.batch.settle(done)
 
     def _next(self, may_block: bool) -> pending.PendingRead | None:
         for queue in (self.batch.cold, self.batch.ready) if may_block else (self.batch.ready,):
