@@ -130,6 +130,7 @@ def test_the_learned_order_gains_on_habits_falls_back_where_they_break_and_gains
         mine, plain = replayed(table, prompts, room), replayed(lru, prompts, room)
         blocks = sum(map(len, prompts))
         rates.append((sum(mine) / blocks, sum(plain) / blocks))
+    assert table.guard.accesses > 0
     assert rates[0][0] > rates[0][1] + 0.05
     assert rates[1][0] > rates[1][1] - 0.02
     assert rates[2][0] > rates[2][1] + 0.05

@@ -364,3 +364,23 @@ def test_used_blocks_after_a_restart_do_not_make_the_first_eviction_long():
         table.add(key(n), Entry(10, 10, n, uses=200))
     (victim, _), *_ = table.pop_victims(0, 1, at_least=1)
     assert victim == key(64)
+
+
+def test_a_node_reports_how_far_the_learned_order_decides(node):
+    store = node.open()
+    put(store, 1)
+    assert store.order_trust == 1.0
+    policy = store.table.policy
+    assert isinstance(policy, evict.PrefixAware)
+    for n in range(120):  # of two blocks the one goes that comes back immediately, which LRU would still have
+        one, other = key(1000 + 2 * n), key(1001 + 2 * n)
+        policy._guard.store(one, 10)
+        policy._guard.store(other, 10)
+        policy._guard.evict(other)
+        policy._guard.store(other, 10)
+        policy._guard.evict(one)
+        policy._guard.evict(other)
+    assert store.order_trust < 1.0
+    store.reconfigure(node.tiers, CacheConfig(eviction_policy="LRU"), dict)
+    store.maintain()
+    assert store.order_trust == 1.0

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvpool_sidecar.eviction.packed_table import Entry
+    from kvpool_sidecar.eviction.recency_guard import GuardStatus
     from kvpool_sidecar.eviction.session_marks import Expectation, SessionHint
 
 __all__ = ["PrefixAware", "SequenceHints"]
@@ -113,6 +114,11 @@ class PrefixAware(EvictionPolicy):
     @property
     def marks(self) -> SessionMarks:
         return self._marks
+
+    @property
+    def guard(self) -> GuardStatus:
+        """How far this order may be trusted, and why."""
+        return self._guard.status
 
     def hint(self, hint: SessionHint, keys: Sequence[bytes], tenant: bytes = b"") -> int:
         marks, clock = self._marks, self._model.clock

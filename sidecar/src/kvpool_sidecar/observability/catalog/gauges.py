@@ -28,6 +28,12 @@ GAUGES: Final = (
         "Maximum number of blocks on this node, from the container's memory limit.",
         lambda s: s["max_blocks"],
     ),
+    Gauge(
+        "eviction_trust",
+        "How far PrefixAware's learned order decides: 1 entirely, 0 not at all, because LRU finds more. The least of "
+        "all tenants; 1 with another policy.",
+        lambda s: s["eviction_trust"],
+    ),
     Gauge("clients", "Open connections of clients.", lambda s: s["clients"]),
     Gauge("pods", "Pods served by this node.", lambda s: s["pods"]),
     Gauge("index_connected", "1 if the prefix index responds.", lambda s: s["index"]["connected"]),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from kvpool_sidecar import eviction as evict
 from kvpool_sidecar.blocks.events import BlocksEvicted, BlocksRemoved, DriveIncident
-from kvpool_sidecar.eviction import PerTenant
+from kvpool_sidecar.eviction import PerTenant, PrefixAware
 from kvpool_sidecar.eviction.session_marks import MarksStatus
 from kvpool_sidecar.storage.base import TenantUsage
 
@@ -186,6 +186,13 @@ class NodeTable:
         with self.lock:
             tables = self.policy.policies().values() if isinstance(self.policy, PerTenant) else (self.policy,)
             return [MarksStatus.of(table.marks) for table in tables if table.marks is not None]
+
+    @property
+    def order_trust(self) -> float:
+        """How far the learned order decides: 1 entirely, 0 not at all, as LRU is better; the least of all tenants."""
+        with self.lock:
+            tables = self.policy.policies().values() if isinstance(self.policy, PerTenant) else (self.policy,)
+            return min((table.guard.trust for table in tables if isinstance(table, PrefixAware)), default=1.0)
 
     def doom(self, victims: Sequence[tuple[bytes, Entry]], cause: str) -> int:
         """Hand victims, which are out of the table, to their drives for removal; return how many.
