@@ -369,7 +369,7 @@ def test_used_blocks_after_a_restart_do_not_make_the_first_eviction_long():
 def test_a_node_reports_how_far_the_learned_order_decides(node):
     store = node.open()
     put(store, 1)
-    assert store.order_trust == 1.0
+    assert store.table.order_trust == 1.0
     policy = store.table.policy
     assert isinstance(policy, evict.PrefixAware)
     for n in range(120):  # of two blocks the one goes that comes back immediately, which LRU would still have
@@ -380,7 +380,7 @@ def test_a_node_reports_how_far_the_learned_order_decides(node):
         policy._guard.store(other, 10)
         policy._guard.evict(one)
         policy._guard.evict(other)
-    assert store.order_trust < 1.0
+    assert store.table.order_trust < 1.0
     store.reconfigure(node.tiers, CacheConfig(eviction_policy="LRU"), dict)
     store.maintain()
-    assert store.order_trust == 1.0
+    assert store.table.order_trust == 1.0

@@ -90,7 +90,7 @@ class StorageSection:
             "pinned_bytes": self._local.pinned_bytes,
             "blocks": usage.blocks,
             "max_blocks": self._local.max_blocks,
-            "eviction_trust": round(self._local.order_trust, 3),
+            "eviction_trust": round(self._local.table.order_trust, 3),
             "tenants": self._by_tenant(),
             "shared": {
                 "configured": self._shared is not None,

@@ -219,11 +219,6 @@ class LocalStore(Store):
         """Bytes of pinned blocks, which are evicted last."""
         return self.table.pinned_bytes
 
-    @property
-    def order_trust(self) -> float:
-        """How far the learned eviction order decides; see NodeTable.order_trust."""
-        return self.table.order_trust
-
     def keys(self) -> Iterator[tuple[bytes, int]]:
         for root in self.drives:
             yield from root.keys()
