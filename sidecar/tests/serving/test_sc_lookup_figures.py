@@ -12,7 +12,7 @@ from sc_raw import FINGERPRINT, block_id, payload
 from kvpool.client import Client
 from kvpool.config import CacheConfig, ClientConfig
 from kvpool.protocol import wire
-from kvpool_sidecar.serving.lookup_figures import MAX_MODELS, LookupCounts, LookupFigures
+from kvpool_sidecar.serving.lookup_figures import MAX_MODELS, MAX_TENANT_MODELS, LookupCounts, LookupFigures
 
 TOKENS = 64
 
@@ -52,6 +52,42 @@ def test_models_are_bounded():
     assert len(models) == MAX_MODELS
     assert models["other"] == 10 * (100 - MAX_MODELS + 1) + 1
     assert figures.status()["tokensAsked"] == 1001
+
+
+def test_tenants_are_reported_by_tag_only_if_the_setting_is_on():
+    now = [1000.0]
+    figures = LookupFigures(lambda: now[0], per_tenant=True)
+    assert figures.status()["tenants"] == []
+    figures.record("llama 3", counts(100, 40), b"\xab\x12")
+    figures.record("llama 3", counts(10, 10), b"\xab\x12")
+    figures.record("llama 3", counts(5, 0), b"\x77")
+    assert figures.status()["tenants"] == [
+        {"tenant": "77", "model": "llama 3", "tokensAsked": 5, "tokensFound": 0},
+        {"tenant": "ab12", "model": "llama 3", "tokensAsked": 110, "tokensFound": 50},
+    ]
+    assert [m["model"] for m in figures.status()["models"]] == ["llama 3"]
+    now[0] += 4000
+    assert {row["tokensAsked"] for row in figures.status()["tenants"]} == {0}
+    plain = LookupFigures(lambda: now[0])
+    plain.record("llama", counts(1, 1), b"\x77")
+    assert "tenants" not in plain.status()
+
+
+def test_pairs_of_tenant_and_model_are_bounded():
+    figures = LookupFigures(lambda: 0.0, per_tenant=True)
+    for n in range(300):
+        figures.record("m", counts(10, 5), n.to_bytes(2, "big"))
+    rows = figures.status()["tenants"]
+    assert len(rows) == MAX_TENANT_MODELS
+    others = [row for row in rows if not row["tenant"]]
+    assert others == [
+        {
+            "tenant": "",
+            "model": "other",
+            "tokensAsked": 10 * (300 - MAX_TENANT_MODELS + 1),
+            "tokensFound": 5 * (300 - MAX_TENANT_MODELS + 1),
+        }
+    ]
 
 
 @pytest.fixture
@@ -162,3 +198,15 @@ def test_a_report_that_makes_no_sense_ends_the_connection(node, report):
         head, _, _ = raw.receive()
         assert head.op == wire.Op.ERROR | wire.REPLY
     assert node.status()["cache"]["hitRate"] == ""
+
+
+def test_a_node_with_metrics_per_tenant_reports_the_tokens_of_each(tmp_path):
+    with Cluster(tmp_path, index=False) as cluster:
+        env = {"KVPOOL_METRICS_PER_TENANT": "true"}
+        node = cluster.node("a", env=env, cache=CacheConfig(block_tokens=TOKENS))
+        client = client_of(node)
+        client.lookup([block_id(n) for n in range(4)], time.monotonic() + 10)
+        client.close()
+        (row,) = node.status()["cache"]["tenants"]
+    assert len(bytes.fromhex(row.pop("tenant"))) == 16
+    assert row == {"model": "Llama", "tokensAsked": 4 * TOKENS, "tokensFound": 0}

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
+    from kvpool_cli.planner.pool_status import PoolStatus
     from kvpool_cli.planner.savings import ModelSavings
 
 NAME = "savings"
 HELP = "tokens, GPU time and energy that pools saved"
 DESCRIPTION = """Compute what pools saved in the last hour: tokens that engines found instead of computing them, as
 engine-seconds, GPU-seconds and energy. Loads take a part of that time; the seconds that engines measured, net of their
-loads, are shown too. Pools report no tokens by tenant."""
+loads, are shown too. --per-tenant reads the sidecars, which report tenants if sidecar.metrics.perTenant is set."""
 CLUSTER = True
 
 
@@ -29,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the pools and the rates."""
     pool_input.add_arguments(parser, required=False)
     parser.add_argument("-A", "--all-namespaces", action="store_true", help="all pools of the cluster")
+    parser.add_argument(
+        "--per-tenant", action="store_true", help="by tenant and model; --from is then documents.json of a report"
+    )
     parser.add_argument(
         "--prefill-rate", action="append", default=[], metavar="[MODEL=]N",
         help="tokens a second that one engine computes, of one model or of all; can be repeated",
@@ -41,11 +45,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the savings."""
     rates = _rates(args)
-    pools = [read_status(pool) for pool in pool_input.read(args)]
+    pools = _by_tenant(args) if args.per_tenant else [read_status(pool) for pool in pool_input.read(args)]
     rows = savings(pools, rates)
     data = report(pools, rows)
-    emit(args, data, lambda style: _text(rows, data["measured_engine_seconds"], style))
+    emit(args, data, lambda style: _text(rows, data["measured_engine_seconds"], style, per_tenant=args.per_tenant))
     return OK
+
+
+def _by_tenant(args: argparse.Namespace) -> list[PoolStatus]:
+    from kvpool_cli.cluster import source
+    from kvpool_cli.commands.tenant_tokens import pools_by_tenant
+
+    documents = source.documents_of(args)
+    source.warn_of_missing_rights(documents)
+    return pools_by_tenant(documents, args.pool or "", "" if args.all_namespaces else args.namespace or "")
 
 
 def _rates(args: argparse.Namespace) -> Rates:
@@ -66,7 +79,7 @@ def _rates(args: argparse.Namespace) -> Rates:
     return Rates(given, gpu, args.tp, args.watts if args.watts is not None else gpu.watts if gpu is not None else None)
 
 
-def _text(rows: Sequence[ModelSavings], measured: dict[str, int], style: Style) -> str:
+def _text(rows: Sequence[ModelSavings], measured: dict[str, int], style: Style, *, per_tenant: bool) -> str:
     head = ["POOL", "MODEL", "FOUND", "OF TOKENS", "PREFILL/S", "ENGINE-S", "GPU-S", "KWH"]
     cells = [
         [
@@ -75,8 +88,13 @@ def _text(rows: Sequence[ModelSavings], measured: dict[str, int], style: Style) 
         ]
         for row in rows
     ]  # fmt: skip
+    if per_tenant:
+        head.insert(1, "TENANT")
+        cells = [[cell[0], row.tenant, *cell[1:]] for row, cell in zip(rows, cells, strict=True)]
     lines = [
-        table(cells, head, right=range(2, 8), style=style) if cells else "No engine requested tokens in the last hour."
+        table(cells, head, right=range(2 + per_tenant, 8 + per_tenant), style=style)
+        if cells
+        else "No engine requested tokens in the last hour."
     ]
     lines += [
         "",

@@ -19,6 +19,8 @@ class ModelTokens:
     model: str
     asked: int
     found: int
+    tenant: str = ""
+    """Name or tag; empty for the tokens of all tenants."""
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class ModelSavings:
     """Seconds of prefill that the found tokens would have taken, before the time of their loads."""
     gpu_seconds: float | None
     kwh: float | None
+    tenant: str = ""
+    """Name of the KVCacheTenant, or the tag of another tenant; empty for all tenants together."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Rates:
 def savings(pools: Sequence[PoolStatus], rates: Rates) -> list[ModelSavings]:
     """Return the savings by pool and model, the most found tokens first."""
     found = [_of(pool.name, row, rates) for pool in pools for row in pool.models]
-    return sorted(found, key=lambda row: (-row.tokens_found, row.pool, row.model))
+    return sorted(found, key=lambda row: (-row.tokens_found, row.pool, row.model, row.tenant))
 
 
 def report(pools: Sequence[PoolStatus], rows: Sequence[ModelSavings]) -> dict[str, Any]:
@@ -92,4 +94,4 @@ def _of(pool: str, row: ModelTokens, rates: Rates) -> ModelSavings:
     engine = row.found / rate if rate else None
     gpu = engine * rates.tensor_parallel if engine is not None else None
     kwh = gpu * rates.watts / JOULES_PER_KWH if gpu is not None and rates.watts is not None else None
-    return ModelSavings(pool, row.model, row.asked, row.found, rate, source, engine, gpu, kwh)
+    return ModelSavings(pool, row.model, row.asked, row.found, rate, source, engine, gpu, kwh, row.tenant)

@@ -120,7 +120,7 @@ def _context(settings: ServeSettings, cleanup: contextlib.ExitStack) -> AppConte
         ),
         queues=FairQueues(len(settings.config.local)),
         fingerprints=Fingerprints(),
-        lookups=LookupFigures(),
+        lookups=LookupFigures(per_tenant=settings.metrics_per_tenant),
         cleanup=cleanup,
     )
 

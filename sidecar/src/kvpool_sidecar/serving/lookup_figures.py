@@ -17,13 +17,15 @@ from kvpool.stats import ratio_text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["MAX_MODELS", "OTHER_MODELS", "WINDOWS", "LookupCounts", "LookupFigures"]
+__all__ = ["MAX_MODELS", "MAX_TENANT_MODELS", "OTHER_MODELS", "WINDOWS", "LookupCounts", "LookupFigures"]
 
 WINDOWS: Final = {"5m": 300, "1h": 3600}
 """Length in seconds by name; the last one is the headline."""
 MAX_MODELS: Final = 32
 OTHER_MODELS: Final = "other"
 """Stands for all models above MAX_MODELS, and for clients that give no name."""
+MAX_TENANT_MODELS: Final = 128
+"""Pairs of tenant and model with figures of their own."""
 _BUCKET_S: Final = 15
 _MAX_NAME: Final = 128
 
@@ -74,16 +76,25 @@ class _Sum:
 
 
 class LookupFigures:
-    """Lookups by model, in total since the process started and in buckets of 15 s for an hour."""
+    """Lookups by model, in total since the process started and in buckets of 15 s for an hour.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    `per_tenant`: by the tag of the tenant, too. `most`: names with figures of their own.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, per_tenant: bool = False, most: int = MAX_MODELS
+    ) -> None:
         self._clock = clock
+        self._most = most
+        self._by_tenant = LookupFigures(clock, most=MAX_TENANT_MODELS) if per_tenant else None
         self._lock = threading.Lock()
         self._totals: dict[str, _Sum] = {}
         self._buckets: OrderedDict[int, dict[str, _Sum]] = OrderedDict()  # by number, oldest first
 
-    def record(self, model: str, counts: LookupCounts) -> None:
-        """Add lookups of `model` that have ended."""
+    def record(self, model: str, counts: LookupCounts, tag: bytes = b"") -> None:
+        """Add lookups of `model` that have ended. `tag`: of the tenant."""
+        if self._by_tenant is not None:
+            self._by_tenant.record(f"{tag.hex()} {model}", counts)
         with self._lock:
             name = self._name(model)
             self._totals.setdefault(name, _Sum()).add(counts)
@@ -101,15 +112,27 @@ class LookupFigures:
                 name: self._window(number - seconds // _BUCKET_S, self._buckets) for name, seconds in WINDOWS.items()
             }
             totals = {model: self._totals[model].report() for model in models}
+        tenants = {"tenants": self._by_tenant.tenants()} if self._by_tenant is not None else {}
         return {
             **_headline(windows, None),
+            **tenants,
             "models": [{"model": model, **_headline(windows, model)} for model in models],
             "sinceStart": {"models": totals},
         }
 
+    def tenants(self) -> list[dict[str, Any]]:
+        """Return the last hour by tag and model, of figures that were recorded under `tag model`."""
+        rows = []
+        for row in self.status()["models"]:
+            has_tag = row["model"] != OTHER_MODELS
+            tag, _, model = row["model"].partition(" ") if has_tag else ("", "", OTHER_MODELS)
+            tokens = {name: row[name] for name in ("tokensAsked", "tokensFound")}
+            rows.append({"tenant": tag, "model": model or OTHER_MODELS, **tokens})
+        return rows
+
     def _name(self, model: str) -> str:
         name = "".join(c for c in model if c.isprintable())[:_MAX_NAME] or OTHER_MODELS
-        return name if name in self._totals or len(self._totals) < MAX_MODELS - 1 else OTHER_MODELS
+        return name if name in self._totals or len(self._totals) < self._most - 1 else OTHER_MODELS
 
     def _expire(self, number: int) -> None:
         oldest = number - max(WINDOWS.values()) // _BUCKET_S

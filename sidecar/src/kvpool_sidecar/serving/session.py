@@ -261,7 +261,7 @@ class Session:
     def _record_lookups(self, in_blocks: LookupCounts) -> None:
         if self._hello is not None and in_blocks.requests:
             tokens = self._hello.tokens_per_block or self._service.config.current.cache.block_tokens
-            self._context.lookups.record(self._hello.model, in_blocks.in_tokens(tokens))
+            self._context.lookups.record(self._hello.model, in_blocks.in_tokens(tokens), self._pod.tenant.tag)
 
     def _open(self, head: wire.Head, body: memoryview) -> None:
         self._reads.open(head, body, self._readable, self._began)
