@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -155,3 +156,18 @@ def test_an_empty_lookup_is_no_lookup() -> None:
     stats = Stats()
     stats.add_lookup(0, 0, Reason.NONE)
     assert stats.take_report() == {}
+
+
+def test_counting_waits_for_no_thread_that_reads_the_totals() -> None:
+    stats = Stats()
+    ended = threading.Event()
+
+    def count() -> None:
+        for _ in range(1000):
+            stats.add_lookup(4, 2, Reason.NEVER_STORED)
+        ended.set()
+
+    with stats._lock:
+        threading.Thread(target=count, daemon=True).start()
+        assert ended.wait(30)
+    assert stats.snapshot()["lookup"] == {"requests": 1000, "asked_blocks": 4000, "found_blocks": 2000}

@@ -79,8 +79,7 @@ class BreakEven:
 
     def compute_seconds(self, tokens: int) -> float:
         """Return how long the engine would compute these tokens; 0 while its rate is unknown."""
-        with self._lock:
-            return tokens * self._computing()
+        return tokens * self._computing()  # without the lock: a rate of a moment ago is as good
 
     def hold_back(self, tiers: list[Tier], *, exhaustive: bool) -> bool:
         """Make the blocks of slow tiers MISS, in place; unless `exhaustive`, all after the first one too.

@@ -22,11 +22,14 @@ from kvpool.stats import Reason, Stats
 from kvpool.transport import descriptor_closer
 from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool.transport.connection_pool import ConnectionPool
+from kvpool.transport.deadline_margin import DeadlineMargin
 from kvpool.transport.hot_blocks import HotBlocks
 from kvpool.transport.load import LoadBatch
 from kvpool.transport.local_lookups import LocalLookups
 from kvpool.transport.pending import Expectation
+from kvpool.transport.piece_size import PieceSize
 from kvpool.transport.responses import LookupResult, lookup_tiers, miss_reason
+from kvpool.transport.slots import QUEUE_SHARE
 from kvpool.transport.store import StoreBatch
 from kvpool.transport.worker_pool import WorkerPool
 
@@ -69,6 +72,8 @@ class SidecarSession:
         self._corrupt: list[bytes] = []
         self._reads = CircuitBreaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
         self._writes = CircuitBreaker(d.breaker_failures, d.breaker_cooldown_ms / 1000)
+        self._lookup_margin, self._load_margin = DeadlineMargin(), DeadlineMargin()
+        self._pieces = PieceSize()
         self._local = LocalLookups()
         self._hot = HotBlocks(self._local)
         self._readers = WorkerPool(_READERS, "kvpool-read")
@@ -98,25 +103,32 @@ class SidecarSession:
         if self.reachable and self._local.has_all(block_ids, self.connections):
             return LookupResult([wire.Tier.LOCAL] * len(block_ids), Reason.NONE)
         given: list[Reason] = []  # by the sidecar
+        began, until = time.monotonic(), self._lookup_margin.usable(deadline)
+        if until is None:
+            return LookupResult(tiers, Reason.BUSY)
         failure = self._run_guarded(
-            "lookup", self._reads, lambda: self._lookup(block_ids, deadline, exhaustive, tiers, given)
+            "lookup", self._reads, lambda: self._lookup(block_ids, until, exhaustive, tiers, given)
         )
+        self._lookup_margin.note(_due(failure, began, until))
         if wire.Tier.MISS not in tiers:
             return LookupResult(tiers, Reason.NONE)
         return LookupResult(tiers, failure if failure != Reason.ABSENT or not given else given[0])
 
     def load(self, requests: Sequence[BlockRequest], deadline: float) -> tuple[LoadBatch, Reason]:
         """Load blocks. Return the batch and the reason for blocks that it does not hold."""
-        batch = LoadBatch(deadline, self._readers, self._on_corrupt)
-        if not descriptor_closer.has_room():
-            return batch, Reason.BUSY  # a mount hangs in close(2): accept no more of its files
+        began, until = time.monotonic(), self._load_margin.usable(deadline)
+        batch = LoadBatch(until or deadline, self._readers, self._on_corrupt, self._pieces)
+        if until is None or not descriptor_closer.has_room():
+            return batch, Reason.BUSY  # calls return late; a mount hangs in close(2): accept no more of its files
+        reason = Reason.DEADLINE  # of all that `batch` does not hold, if anything is missing
         moment = self._hot.moment() if self.reachable else None
         try:
-            if not (rest := self._hot.load(batch, requests, moment, self.connections)):
-                return batch, Reason.DEADLINE  # of all that `batch` does not hold, if anything is missing
-            return batch, self._run_guarded("load", self._reads, lambda: self._load(batch, rest))
+            if rest := self._hot.load(batch, requests, moment, self.connections):
+                reason = self._run_guarded("load", self._reads, lambda: self._load(batch, rest))
         finally:
             self._hot.keep(batch.take_kept(), moment, self.connections)
+        self._load_margin.note(_due(reason, began, until))
+        return batch, reason
 
     def store(
         self,
@@ -298,6 +310,11 @@ class SidecarSession:
         self._forked = True
         self._hot.close_copies()
         self.connections.abandon_in_child()
+
+
+def _due(reason: Reason, began: float, until: float) -> float:
+    """Return when a call that ended for `reason` was to end at the latest: one that waited for a connection, early."""
+    return began + QUEUE_SHARE * (until - began) if reason == Reason.BUSY else until
 
 
 _sessions: weakref.WeakSet[SidecarSession] = weakref.WeakSet()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import enum
 import threading
 from bisect import bisect_left
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +32,7 @@ STORE = "store"
 DEPTHS = {"start": 1, "below-4": 4, "below-16": 16, "below-64": 64, "below-256": 256}
 """Ranges of the number of blocks that a lookup found before the prefix broke, with their exclusive upper bounds."""
 _DEEP = "deep"
+_MAX_RECORDED: Final = 256
 
 
 def depth_label(blocks: int) -> str:
@@ -128,10 +131,15 @@ class Stats:
     `lookup_misses` the blocks not found, by the reason of the first one, and `lookup_depth` the lookups that broke, by
     `depth_label`. `time` has what loads saved (`saved_us`) and cost (`lost_us`) compared with computing, and what the
     engine computed (`computed_tokens`, `computed_us`).
+
+    Recording never waits: what was recorded is added up by whoever reads the totals.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the totals
+        self._recorded: collections.deque[tuple[Mapping[tuple[str, str], int], Mapping[str, float]]] = (
+            collections.deque()
+        )
         self._totals: dict[str, Counter[str]] = {name: Counter() for name in (*_REPORTED, "stores", "stored_bytes")}
         self._reported: dict[str, Counter[str]] = {name: Counter() for name in _REPORTED}
         self._seconds: dict[str, Histogram] = {}
@@ -140,40 +148,49 @@ class Stats:
     def add(self, family: str, name: str, count: int = 1) -> None:
         """Add `count` to one counter of `family` (hits, bytes, misses, stores, stored_bytes, tokens)."""
         if count:
-            with self._lock:
-                self._totals[family][name] += count
+            self.add_all({(family, name): count})
 
     def add_all(self, counts: Mapping[tuple[str, str], int], seconds: Mapping[str, float] | None = None) -> None:
         """Add `{(family, name): count}`, and to the histograms one time by tier, or STORE, of `seconds`."""
-        with self._lock:
-            for (family, name), count in counts.items():
-                self._totals[family][name] += count
-            for name, taken in (seconds or {}).items():
-                self._seconds.setdefault(name, Histogram()).observe(taken)
+        self._recorded.append((counts, seconds or {}))
+        if len(self._recorded) >= _MAX_RECORDED and self._lock.acquire(blocking=False):
+            try:
+                self._add_up()
+            finally:
+                self._lock.release()
 
     def add_lookup(self, asked: int, found: int, reason: Reason) -> None:
         """Count one lookup that asked for `asked` blocks and found `found`; `reason`: why the next one was missing."""
         if asked <= 0:
             return
-        with self._lock:
-            lookup = self._totals["lookup"]
-            lookup["requests"] += 1
-            lookup["asked_blocks"] += asked
-            lookup["found_blocks"] += found
-            if found >= asked:
-                lookup["complete"] += 1
-            else:
-                self._totals["lookup_misses"][str(reason or Reason.ABSENT)] += asked - found
-                self._totals["lookup_depth"][depth_label(found)] += 1
+        counts = {("lookup", "requests"): 1, ("lookup", "asked_blocks"): asked, ("lookup", "found_blocks"): found}
+        if found >= asked:
+            counts["lookup", "complete"] = 1
+        else:
+            counts["lookup_misses", str(reason or Reason.ABSENT)] = asked - found
+            counts["lookup_depth", depth_label(found)] = 1
+        self.add_all(counts)
+
+    def _add_up(self) -> None:
+        """Add what was recorded to the totals; under the lock."""
+        with contextlib.suppress(IndexError):
+            while True:
+                counts, seconds = self._recorded.popleft()
+                for (family, name), count in counts.items():
+                    self._totals[family][name] += count
+                for name, taken in seconds.items():
+                    self._seconds.setdefault(name, Histogram()).observe(taken)
 
     def snapshot(self) -> dict[str, dict[str, int]]:
         """Return all totals: `{"hits": {tier: n}, "bytes": {tier: n}, "misses": {reason: n}, ...}`."""
         with self._lock:
+            self._add_up()
             return {family: {str(k): n for k, n in counter.items()} for family, counter in self._totals.items()}
 
     def take_report(self) -> dict[str, Any]:
         """Return the growth since the last call, for the sidecar; empty if there is none."""
         with self._lock:
+            self._add_up()
             report: dict[str, Any] = {}
             for family, before in self._reported.items():
                 now = self._totals[family]

@@ -17,6 +17,7 @@ from kvpool.client import Client
 from kvpool.config import ClientConfig
 from kvpool.errors import BusyError, PoolUnavailableError
 from kvpool.protocol.wire import MISS_BUSY, OPEN_REPLY, Flag, Op, Tier
+from kvpool.transport.slots import MAX_WAITING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -275,7 +276,7 @@ def test_who_gives_up_waiting_needs_no_lock_that_others_wait_for(client: Client)
         for thread in threads:
             thread.start()
         assert until(lambda: slots.waiting + len(outcome) == 100)
-        with slots.condition:
+        with slots._condition:
             for thread in threads:
                 thread.join(60)
         assert outcome == ["busy"] * 100
@@ -352,3 +353,39 @@ def test_a_block_that_nobody_looked_for_is_a_miss_with_a_reason(fake: FakeSideca
     del fake.faults[Op.OPEN]
     fake.plant(block_id_of("x"), FP, b"x" * 100)
     assert client.get_into([block_id_of("x")], [bytearray(100)])[0].ok
+
+
+def test_a_request_beyond_the_bound_is_refused_while_the_lock_is_held(client: Client) -> None:
+    """Neither the bound nor the return of a connection waits for a thread that holds the lock and does not run."""
+    slots = client._session.connections._slots
+    with slots._condition, contextlib.ExitStack() as admitted:
+        for _ in range(MAX_WAITING + 1):
+            admitted.enter_context(slots.admitted("lookup"))
+        ended = threading.Event()
+
+        def ask() -> None:
+            with contextlib.suppress(BusyError), held(client, "lookup", 60):
+                pass
+            ended.set()
+
+        threading.Thread(target=ask, daemon=True).start()
+        assert ended.wait(30)
+    with held(client, "lookup"):
+        pass
+
+
+def test_a_connection_given_back_while_the_lock_is_held_is_free_afterwards(client: Client) -> None:
+    slots = client._session.connections._slots
+    holder = held(client, "lookup")
+    holder.__enter__()
+    ended = threading.Event()
+
+    def give_back() -> None:
+        holder.__exit__(None, None, None)
+        ended.set()
+
+    with slots.locked():
+        threading.Thread(target=give_back, daemon=True).start()
+        assert ended.wait(30)
+        assert any(slot.busy for slot in slots.slots)
+    assert not any(slot.busy for slot in slots.slots)

@@ -68,14 +68,18 @@ class BlockTable:
         return tags if latest - first < layout.REMOVALS else None
 
     def has_all(self, block_ids: Sequence[bytes]) -> bool:
-        """Return whether the table has each of these blocks. False if it is not valid."""
+        """Return whether the table has each of these blocks. False if it is not valid, or in use: this never waits."""
         _, _, valid_until, removed = layout.HEADER.unpack_from(self._memory)
         if time.monotonic_ns() >= valid_until:
             return False
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
             if removed != self._applied:
                 self._apply_removals(removed)
             return self._found.issuperset(block_ids) or self._find(block_ids)
+        finally:
+            self._lock.release()
 
     def forget(self, block_ids: Iterable[bytes]) -> None:
         """Ask the table again for blocks that could not be loaded."""

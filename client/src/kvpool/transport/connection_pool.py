@@ -79,7 +79,7 @@ class ConnectionPool:
         self._on_tick = on_tick
         self._on_hello = on_hello
         self._retry_s = min(max(config.connect_retry_ms, 10) / 1000, _LONGEST_RETRY_S)
-        self._slots = SlotTable(config.connections, config.socket)
+        self._slots = SlotTable(config.connections, config.socket, self._on_return)
         self._retired: list[Connection] = []
         self._closed = False
         self._tick_requested = False
@@ -108,18 +108,19 @@ class ConnectionPool:
         Raises PoolUnavailableError immediately if there is none. Waits for a busy one for at most a fifth of the time
         to `deadline`, then raises BusyError; immediately if the queue is too long for that.
         """
-        slot, connection = self._slots.acquire(role, deadline)
-        began = time.monotonic()
-        try:
-            yield connection
-        finally:
-            held_s = time.monotonic() - began
-            with self._slots.condition:
-                if self._closed:
-                    connection.close()  # the maintainer has ended
-                elif connection.broken and slot.connection is connection:
-                    self._retire(slot)
-                self._slots.release(slot, role, held_s)
+        with self._slots.admitted(role):
+            slot, connection = self._slots.acquire(role, deadline)
+            began = time.monotonic()
+            try:
+                yield connection
+            finally:
+                self._slots.give_back(slot, connection, role, time.monotonic() - began)
+
+    def _on_return(self, slot: Slot, connection: Connection) -> None:
+        if self._closed:
+            connection.close()  # the maintainer has ended
+        elif connection.broken and slot.connection is connection:
+            self._retire(slot)
 
     def wake(self) -> None:
         """Request a call of `on_tick` by the maintainer."""
@@ -128,7 +129,7 @@ class ConnectionPool:
 
     def close(self) -> None:
         """Close all connections. Waits at most two seconds for the maintainer to end."""
-        with self._slots.condition:
+        with self._slots.locked():
             self._closed = True
             self._slots.close()
         self._wake_maintainer()
@@ -156,7 +157,7 @@ class ConnectionPool:
         self._wake_maintainer()
 
     def _wake_maintainer(self) -> None:
-        with self._slots.condition:
+        with self._slots.locked():
             self._wake_pipe.wake()
 
     def _maintain(self) -> None:
@@ -204,7 +205,7 @@ class ConnectionPool:
                 else:
                     slot.record_connected(now, self._retry_s)
                     self._on_hello(connection.server)
-                    with self._slots.condition:
+                    with self._slots.locked():
                         slot.connection = connection
                         self._slots.assign_to_waiters()
                     self._tick_requested = True
@@ -243,7 +244,7 @@ class ConnectionPool:
         self._close_retired()
 
     def _on_hang_up(self, slot: Slot, descriptor: int) -> None:
-        with self._slots.condition:
+        with self._slots.locked():
             connection = slot.connection
             if connection is not None and connection.fileno() == descriptor:
                 connection.shut()  # wakes a thread that waits for a reply on it
@@ -252,13 +253,13 @@ class ConnectionPool:
                 self._slots.assign_to_waiters()
 
     def _close_retired(self) -> None:
-        with self._slots.condition:
+        with self._slots.locked():
             retired, self._retired = self._retired, []
         for connection in retired:
             connection.close()
 
     def _close_all(self) -> None:
-        with self._slots.condition:
+        with self._slots.locked():
             for slot in self._slots.slots:
                 if slot.connection is not None:
                     slot.connection.shut()
@@ -266,5 +267,5 @@ class ConnectionPool:
                         self._retired.append(slot.connection)
                         slot.connection = None
         self._close_retired()
-        with self._slots.condition:
+        with self._slots.locked():
             self._wake_pipe.close()

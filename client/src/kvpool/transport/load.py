@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from kvpool.transport.connection import Connection
+    from kvpool.transport.piece_size import PieceSize
     from kvpool.transport.responses import BlockRequest
     from kvpool.transport.worker_pool import WorkerPool
 
@@ -42,9 +43,11 @@ class LoadBatch:
     While `keeps`, `take_kept` gives verified small blocks of this node with their descriptors; else they are closed.
     """
 
-    def __init__(self, deadline: float, workers: WorkerPool, on_corrupt: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, deadline: float, workers: WorkerPool, on_corrupt: Callable[[bytes], None], pieces: PieceSize
+    ) -> None:
         self.keeps = False
-        self.batch = pending.Batch(deadline)
+        self.batch = pending.Batch(deadline, pieces)
         self.loads: list[pending.PendingRead] = []
         self._kept: collections.deque[pending.PendingRead] = collections.deque()
         self._workers = workers

@@ -12,6 +12,7 @@ from kvpool.errors import KVPoolError
 from kvpool.protocol import block
 from kvpool.stats import Reason
 from kvpool.transport.descriptor_closer import close_later
+from kvpool.transport.piece_size import PieceSize
 
 if TYPE_CHECKING:
     from kvpool.protocol import wire
@@ -40,8 +41,9 @@ class Expectation:
 class Batch:
     """Blocks that one caller waits for together. Thread-safe."""
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, deadline: float, pieces: PieceSize | None = None) -> None:
         self.deadline = deadline
+        self.pieces = pieces or PieceSize()
         self.closed = False
         self.is_warm = False  # the last block of this node that was asked for was in the page cache
         self.ready: collections.deque[PendingRead] = collections.deque()  # probably readable without blocking

@@ -9,6 +9,7 @@ therefore takes no lock: if each one did, the last would return as many switches
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -16,13 +17,15 @@ from typing import TYPE_CHECKING
 from kvpool.errors import BusyError, PoolUnavailableError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from kvpool.transport.connection import Connection
 
-__all__ = ["MAX_CONNECTIONS", "Slot", "SlotTable"]
+__all__ = ["MAX_CONNECTIONS", "QUEUE_SHARE", "Slot", "SlotTable"]
 
 MAX_CONNECTIONS = 8
-MAX_WAITING = 1024  # for a connection of one role; further requests are rejected immediately
-_QUEUE_SHARE = 0.2  # of the time to the deadline may pass in this queue; the node's queue and the read need the rest
+MAX_WAITING = 16  # for a connection of one role; further requests are rejected immediately
+QUEUE_SHARE = 0.2  # of the time to the deadline may pass in this queue; the node's queue and the read need the rest
 _FIRST_RETRY_S = 0.05  # during a handover between sidecars the socket is away for less than a second
 
 
@@ -101,15 +104,24 @@ def _slots(connections: int) -> list[Slot]:
 
 
 class SlotTable:
-    """Thread-safe. `condition` guards the slots; changes of a slot's connection are made under it."""
+    """Thread-safe. `locked` guards the slots; changes of a slot's connection are made under it.
 
-    def __init__(self, connections: int, path: str) -> None:
+    `on_return` is called under the lock with each slot and connection that a thread gives back.
+    """
+
+    def __init__(self, connections: int, path: str, on_return: Callable[[Slot, Connection], None]) -> None:
         self.slots = _slots(connections)
-        self.condition = threading.Condition()
+        self._condition = threading.Condition()
         self._path = path
+        self._on_return = on_return
+        self._returned: collections.deque[tuple[Slot, Connection, str, float]] = collections.deque()
         self._queues: dict[frozenset[str], collections.deque[_Waiter]] = {}  # by roles of a slot, in order of arrival
         self._queue_of = {
             role: self._queues.setdefault(slot.roles, collections.deque()) for slot in self.slots for role in slot.roles
+        }
+        self._permits = {
+            role: collections.deque([None] * (MAX_WAITING + sum(role in slot.roles for slot in self.slots)))
+            for role in self._queue_of
         }
         self._held_s: dict[str, float] = {}  # by role: moving average of how long a connection is held
         self._closed = False
@@ -126,27 +138,49 @@ class SlotTable:
     def wait_connected(self, timeout_s: float) -> bool:
         """Wait until `connected`; False after `timeout_s`. For tests and start-up checks, never for an engine."""
         deadline = time.monotonic() + timeout_s
-        with self.condition:
+        with self.locked():
             while not self.connected:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or self._closed:
                     return False
-                self.condition.wait(remaining)
+                self._condition.wait(remaining)
         return True
 
+    @contextlib.contextmanager
+    def admitted(self, role: str) -> Iterator[None]:
+        """Bound the threads that hold or wait for a connection; BusyError for one more. Takes no lock.
+
+        Without a processor each change of the lock's owner takes tens of milliseconds: a hundred threads that wait for
+        the lock would all be late.
+        """
+        permits = self._permits[role]
+        try:
+            permits.pop()
+        except IndexError:
+            raise BusyError("too many requests wait for a connection", where=self._path) from None
+        try:
+            yield
+        finally:
+            permits.append(None)
+
     def acquire(self, role: str, deadline: float) -> tuple[Slot, Connection]:
-        """Acquire a slot and its connection: see ConnectionPool.acquire. Release it by `release`."""
-        with self.condition:
+        """Acquire a slot and its connection: see ConnectionPool.acquire. Release it by `give_back`."""
+        max_wait = (deadline - time.monotonic()) * QUEUE_SHARE
+        if not self._condition.acquire(timeout=max(0.0, max_wait)):
+            raise BusyError("the connections are in use", where=self._path)
+        try:
             live = self._connected_slots(role)
             queue = self._queue_of[role]
             ahead = _waiting(queue, role)
             free = next((slot for slot in live if not slot.busy), None)
             if free is not None and not ahead:
                 return self._mark_busy(free)
-            max_wait = (deadline - time.monotonic()) * _QUEUE_SHARE
             self._reject_if_late(role, len(live), ahead, max_wait)
             waiter = _Waiter(role)
             queue.append(waiter)
+        finally:
+            self._condition.release()
+            self._settle()
         if not waiter.wait(max_wait):
             raise BusyError("all connections are in use", where=self._path)
         if waiter.acquired is None:
@@ -156,23 +190,44 @@ class SlotTable:
     @property
     def waiting(self) -> int:
         """Threads that wait for a connection."""
-        with self.condition:
+        with self.locked():
             return sum(waiter.is_waiting for queue in self._queues.values() for waiter in queue)
 
-    def release(self, slot: Slot, role: str, held_s: float) -> None:
-        """Release a slot that was held for `held_s` seconds, under `condition`."""
-        self._held_s[role] = (3 * self._held_s.get(role, held_s) + held_s) / 4
-        self._free(slot)
+    def give_back(self, slot: Slot, connection: Connection, role: str, held_s: float) -> None:
+        """Release a slot that was held for `held_s` seconds. Does not wait."""
+        self._returned.append((slot, connection, role, held_s))
+        self._settle()
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the slots."""
+        with self._condition:
+            yield
+        self._settle()
+
+    def _settle(self) -> None:
+        """Release what was given back. If the lock is held, its holder does it afterwards: no thread waits for it."""
+        while self._returned and self._condition.acquire(blocking=False):
+            try:
+                slot, connection, role, held_s = self._returned.popleft()
+                self._on_return(slot, connection)
+                self._held_s[role] = (3 * self._held_s.get(role, held_s) + held_s) / 4
+                slot.busy = False
+                self.assign_to_waiters()
+            except IndexError:
+                pass  # another thread was faster
+            finally:
+                self._condition.release()
 
     def close(self) -> None:
-        """Reject all waiters, under `condition`; nothing can be acquired any more."""
+        """Reject all waiters, under the lock; nothing can be acquired any more."""
         self._closed = True
         self.assign_to_waiters()
 
     def reset_after_fork(self) -> None:
         """Replace the condition, which another thread of the parent may have held."""
         self._closed = True
-        self.condition = threading.Condition()
+        self._condition = threading.Condition()
         for queue in self._queues.values():
             queue.clear()
 
@@ -196,13 +251,9 @@ class SlotTable:
         slot.busy = True
         return slot, slot.connection
 
-    def _free(self, slot: Slot) -> None:
-        slot.busy = False
-        self.assign_to_waiters()
-
     def assign_to_waiters(self) -> None:
         """Assign free connections to waiters in order; release waiters whose role has no connection left."""
-        self.condition.notify_all()
+        self._condition.notify_all()
         for roles, queue in self._queues.items():
             while queue:
                 live = [slot for slot in self.slots if slot.roles == roles and slot.connection is not None]
@@ -218,7 +269,7 @@ class SlotTable:
 
 
 def _waiting(queue: collections.deque[_Waiter], role: str) -> int:
-    """Return how many threads wait for a connection of `role`, under `condition`. Forget those that gave up."""
+    """Return how many threads wait for a connection of `role`, under the lock. Forget those that gave up."""
     while queue and not queue[0].is_waiting:
         queue.popleft()
     if len(queue) >= MAX_WAITING:  # the first one has a late deadline: those behind it may have given up

@@ -30,6 +30,7 @@ from kvpool.errors import CorruptBlockError, DeadlineExceededError, PoolUnavaila
 from kvpool.protocol import block, peer_wire, wire
 from kvpool.transport import page_cache
 from kvpool.transport.pending import PeerMissError
+from kvpool.transport.piece_size import MAX_PIECE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PIECE_BYTES", "PeerStream", "read_file", "read_hot", "write_file"]
 
-PIECE_BYTES = 4 << 20  # per read from the page cache or a peer, each of which waits for the GIL twice
+PIECE_BYTES = MAX_PIECE_BYTES
 _BOUNCE_BYTES = 4 << 20  # per read from a drive
 _SLACK_S = 0.002  # of a stream's timeout
 _FILL_BYTES = PIECE_BYTES  # of a file that is brought into the page cache before they are read
@@ -93,9 +94,15 @@ def _payload_sum(load: PendingRead, expect: Expectation) -> bytes:
     return block.payload_sum_of(load.header, load.block_key, load.block_id, expect.fingerprint, tag, len(load.view))
 
 
-def _refuse_if_over(batch: Batch) -> None:
-    if batch.closed or time.monotonic() >= batch.deadline:
+def _refuse_if_over(batch: Batch, needed_s: float = 0.0) -> None:
+    """DeadlineExceededError if the batch was closed, or less than `needed_s` seconds are left."""
+    if batch.closed or time.monotonic() + needed_s >= batch.deadline:
         raise DeadlineExceededError("the batch was abandoned or missed its deadline")
+
+
+def _needed_s(load: PendingRead, batch: Batch) -> float:
+    """Return the seconds of the next piece, once this block has had one: a rate from before says nothing."""
+    return batch.pieces.seconds(batch.pieces.bytes) if load.offset else 0.0
 
 
 def read_file(
@@ -114,7 +121,7 @@ def read_file(
         if not may_block:
             return False
         _fill_page_cache(load, batch, total)
-    if load.offset == 0 and len(load.view) <= PIECE_BYTES and _read_at_once(load, batch, expect, total, preadv):
+    if load.offset == 0 and len(load.view) <= batch.pieces.bytes and _read_at_once(load, batch, expect, total, preadv):
         return True
     if load.sum is None and expect.verify:
         load.sum = block.running_checksum()
@@ -181,11 +188,14 @@ def _read_cached(load: PendingRead, batch: Batch, preadv: Callable[..., int]) ->
     """Copy cached bytes; None if the page cache holds none here or the file system does not support RWF_NOWAIT."""
     if not _NOWAIT:
         return None
-    views = _window(load, PIECE_BYTES)
+    views = _window(load, batch.pieces.bytes)
+    began = time.monotonic()
     with load.gate:
-        _refuse_if_over(batch)
+        _refuse_if_over(batch, _needed_s(load, batch))
         try:
-            return preadv(load.descriptor, views, load.offset, _NOWAIT)
+            count = preadv(load.descriptor, views, load.offset, _NOWAIT)
+            batch.pieces.note(count, time.monotonic() - began)
+            return count
         except BlockingIOError:
             return None
         except OSError as e:
@@ -201,19 +211,23 @@ def _read_through_bounce(load: PendingRead, batch: Batch, total: int, preadv: Ca
             os.posix_fadvise(load.descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     want = min(_BOUNCE_BYTES, total - load.offset)
     count = preadv(load.descriptor, [bounce[:want]], load.offset)  # may block for as long as the drive does
-    with load.gate:
-        _refuse_if_over(batch)
-        done = 0
-        for view in _window(load, count):
-            _copy(view, bounce[done : done + len(view)])
-            done += len(view)
+    done = 0
+    for view in _window(load, count):
+        _copy(view, bounce[done : done + len(view)], load, batch)
+        done += len(view)
     return count
 
 
-def _copy(to: memoryview, source: memoryview) -> None:
+def _copy(to: memoryview, source: memoryview, load: PendingRead, batch: Batch) -> None:
     """Copy bytes between writable buffers of one length. Releases the GIL, which `to[:] = source` holds."""
-    if to:
-        ctypes.memmove(_address_of(to), _address_of(source), len(to))
+    done = 0
+    while done < len(to):
+        size, began = min(batch.pieces.bytes, len(to) - done), time.monotonic()
+        with load.gate:
+            _refuse_if_over(batch)
+            ctypes.memmove(_address_of(to) + done, _address_of(source) + done, size)
+        batch.pieces.note(size, time.monotonic() - began)
+        done += size
 
 
 def _address_of(view: memoryview) -> int:
@@ -261,13 +275,16 @@ class PeerStream:
             raise ProtocolError(f"a peer's response with status {status} and {size} bytes")
         load.sum = block.running_checksum() if self._expect.verify else None
         while load.offset < size:
-            views = _window(load, PIECE_BYTES + block.HEADER_BYTES)
+            _refuse_if_over(self._batch, _needed_s(load, self._batch))
+            views = _window(load, self._batch.pieces.bytes + block.HEADER_BYTES)
             count = sum(map(len, views))
+            began = time.monotonic()
             if load.offset + count == size and not is_last:
                 views.append(self._response)
                 self._have = self._receive(views, load, count)
             else:
                 self._receive(views, load)
+            self._batch.pieces.note(count, time.monotonic() - began)
             _advance(load, count)
         _verify(load, self._expect)
 
