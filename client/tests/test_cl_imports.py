@@ -97,6 +97,7 @@ EVERYWHERE = [
     "kvpool.tracing",
     "kvpool.transport",
     "kvpool.transport.block_table",
+    "kvpool.transport.block_writer",
     "kvpool.transport.circuit_breaker",
     "kvpool.transport.connection",
     "kvpool.transport.connection_pool",

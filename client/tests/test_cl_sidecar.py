@@ -22,7 +22,7 @@ from kvpool.protocol import block
 from kvpool.protocol.keys import block_id
 from kvpool.protocol.wire import Tier
 from kvpool.stats import Reason
-from kvpool.transport import transfer
+from kvpool.transport import block_writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -346,13 +346,13 @@ def test_a_client_that_keeps_the_descriptor_open_changes_nothing(
     pair: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = engine_blocks("keeps the descriptor")
-    original, kept = transfer.write_file, []
+    original, kept = block_writer.write_file, []
 
     def keeping(store: Any, batch: Any, expect: Any) -> None:
         kept.append(os.dup(store.descriptor))
         original(store, batch, expect)
 
-    monkeypatch.setattr(transfer, "write_file", keeping)
+    monkeypatch.setattr(block_writer, "write_file", keeping)
     with connect(pair["a"].socket) as client:
         assert client.put_from(names, [b"x" * 8000])[0].stored
         for descriptor in kept:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from kvpool.errors import CorruptBlockError, DeadlineExceededError, PoolUnavailableError, ProtocolError
 from kvpool.protocol import block, peer_wire, wire
-from kvpool.transport import pending, transfer
+from kvpool.transport import block_writer, pending, transfer
 from kvpool_testing.interpreter_lock import lets_others_run
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def test_a_read_that_hangs_writes_nothing_after_it_was_given_up(
     (tmp_path / "b").write_bytes(header_of(payload) + payload)
     entered, go = threading.Event(), threading.Event()
     if not protected:
-        monkeypatch.setattr(transfer, "_refuse_if_over", lambda *_: None)
+        monkeypatch.setattr(transfer, "refuse_if_over", lambda *_: None)
 
     def hung(*args: Any) -> int:
         if len(args) == 4:
@@ -380,7 +380,7 @@ def test_what_is_written_is_read(tmp_path: Path, aligned: Callable[[int], memory
     view[:] = os.urandom(size)
     store = store_of(view, tmp_path)
     flags = fcntl.fcntl(store.descriptor, fcntl.F_GETFL)
-    transfer.write_file(store, soon(), EXPECT)
+    block_writer.write_file(store, soon(), EXPECT)
     assert fcntl.fcntl(store.descriptor, fcntl.F_GETFL) == flags  # the sidecar shares the open file
     store.close()
     buffer = bytearray(size)
@@ -399,7 +399,7 @@ def test_aligned_buffers_bypass_the_page_cache(tmp_path: Path, aligned: Callable
         store.close()
         pytest.skip("this file system has no O_DIRECT")
     fcntl.fcntl(store.descriptor, fcntl.F_SETFL, 0)
-    transfer.write_file(store, soon(), EXPECT)
+    block_writer.write_file(store, soon(), EXPECT)
     with pytest.raises(BlockingIOError):  # nothing of the payload is in the page cache
         os.preadv(store.descriptor, [bytearray(4096)], 4 << 20, os.RWF_NOWAIT)
     store.close()
@@ -420,7 +420,7 @@ def test_a_small_block_is_written_by_one_call_and_a_short_one_is_continued(
         calls.clear()
         monkeypatch.setattr(os, "pwritev", counted)
         store = store_of(memoryview(payload), tmp_path)
-        transfer.write_file(store, soon(), EXPECT, lambda: 7)
+        block_writer.write_file(store, soon(), EXPECT, lambda: 7)
         store.close()
         return (tmp_path / "b").read_bytes()
 
@@ -439,12 +439,12 @@ def test_a_store_that_was_given_up_stops(tmp_path: Path) -> None:
     batch.closed = True
     store = store_of(memoryview(bytes(4096)), tmp_path)
     with pytest.raises(DeadlineExceededError):
-        transfer.write_file(store, batch, EXPECT)
+        block_writer.write_file(store, batch, EXPECT)
     store.close()
 
 
 def test_without_a_checksum_of_ones_own_the_header_leaves_it_to_the_sidecar(tmp_path: Path) -> None:
     store = store_of(memoryview(b"x" * 100), tmp_path)
-    transfer.write_file(store, soon(), pending.Expectation(EXPECT.fingerprint, EXPECT.tenant_tag, verify=False))
+    block_writer.write_file(store, soon(), pending.Expectation(EXPECT.fingerprint, EXPECT.tenant_tag, verify=False))
     store.close()
     assert block.decode_header((tmp_path / "b").read_bytes()[:4096]).payload_sum == bytes(16)

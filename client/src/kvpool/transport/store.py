@@ -16,7 +16,7 @@ from kvpool.errors import DeadlineExceededError, ProtocolError
 from kvpool.protocol import keys, wire
 from kvpool.protocol.router_blocks import NO_ROUTER_BLOCKS
 from kvpool.stats import Reason
-from kvpool.transport import pending, transfer
+from kvpool.transport import block_writer, pending
 from kvpool.transport import responses as responses
 from kvpool.transport.descriptor_closer import close_later
 
@@ -176,7 +176,7 @@ def _requested(identity: EngineBlock | None, server: wire.ServerHello) -> Engine
 
 def _write_one(store: pending.PendingWrite, batch: pending.Batch, expect: pending.Expectation) -> None:
     try:
-        transfer.write_file(store, batch, expect)
+        block_writer.write_file(store, batch, expect)
         store.close()  # before COMMIT: the sidecar requires that no writer is left
         store.ok = True
     except DeadlineExceededError:

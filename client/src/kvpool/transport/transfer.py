@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import math
 import mmap
 import os
@@ -35,18 +34,16 @@ from kvpool.transport.piece_size import MAX_PIECE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kvpool.transport.pending import Batch, Expectation, PendingRead, PendingWrite
+    from kvpool.transport.pending import Batch, Expectation, PendingRead
 
-__all__ = ["PIECE_BYTES", "PeerStream", "read_file", "read_hot", "write_file"]
+__all__ = ["PIECE_BYTES", "UNSUPPORTED", "PeerStream", "read_file", "read_hot", "refuse_if_over", "rest_of"]
 
 PIECE_BYTES = MAX_PIECE_BYTES
 _BOUNCE_BYTES = 4 << 20  # per read from a drive
 _SLACK_S = 0.002  # of a stream's timeout
 _FILL_BYTES = PIECE_BYTES  # of a file that is brought into the page cache before they are read
 _NOWAIT = getattr(os, "RWF_NOWAIT", 0)
-_O_DIRECT = getattr(os, "O_DIRECT", 0)
-_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
-_NO_SUM = bytes(16)  # the sidecar computes it
+UNSUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _thread = threading.local()
 
 
@@ -94,7 +91,7 @@ def _payload_sum(load: PendingRead, expect: Expectation) -> bytes:
     return block.payload_sum_of(load.header, load.block_key, load.block_id, expect.fingerprint, tag, len(load.view))
 
 
-def _refuse_if_over(batch: Batch, needed_s: float = 0.0) -> None:
+def refuse_if_over(batch: Batch, needed_s: float = 0.0) -> None:
     """DeadlineExceededError if the batch was closed, or less than `needed_s` seconds are left."""
     if batch.closed or time.monotonic() + needed_s >= batch.deadline:
         raise DeadlineExceededError("the batch was abandoned or missed its deadline")
@@ -143,7 +140,7 @@ def read_file(
 def _fill_page_cache(load: PendingRead, batch: Batch, total: int) -> None:
     """Bring the next bytes of a cold file into the page cache; without the gate, because this waits for the drive."""
     while load.filled <= load.offset:
-        _refuse_if_over(batch)
+        refuse_if_over(batch)
         page_cache.fill(load.descriptor, load.filled, min(total - load.filled, _FILL_BYTES + block.HEADER_BYTES))
         load.filled += _FILL_BYTES
 
@@ -153,7 +150,7 @@ def _read_at_once(load: PendingRead, batch: Batch, expect: Expectation, total: i
     if not _NOWAIT:
         return False
     with load.gate:
-        _refuse_if_over(batch)
+        refuse_if_over(batch)
         try:
             if preadv(load.descriptor, (load.header, load.view), 0, _NOWAIT) != total:
                 batch.is_warm = False
@@ -162,7 +159,7 @@ def _read_at_once(load: PendingRead, batch: Batch, expect: Expectation, total: i
             batch.is_warm = False
             return False
         except OSError as e:
-            if e.errno in _UNSUPPORTED:
+            if e.errno in UNSUPPORTED:
                 return False
             raise
     expected = _payload_sum(load, expect)
@@ -176,7 +173,7 @@ def read_hot(load: PendingRead, batch: Batch, preadv: Callable[..., int] = os.pr
     One call and one checksum: a block that is kept has at most PIECE_BYTES. DeadlineExceededError.
     """
     with load.gate:
-        _refuse_if_over(batch)
+        refuse_if_over(batch)
         try:
             count = preadv(load.descriptor, (load.view,), block.HEADER_BYTES, _NOWAIT)
         except OSError:
@@ -191,7 +188,7 @@ def _read_cached(load: PendingRead, batch: Batch, preadv: Callable[..., int]) ->
     views = _window(load, batch.pieces.bytes)
     began = time.monotonic()
     with load.gate:
-        _refuse_if_over(batch, _needed_s(load, batch))
+        refuse_if_over(batch, _needed_s(load, batch))
         try:
             count = preadv(load.descriptor, views, load.offset, _NOWAIT)
             batch.pieces.note(count, time.monotonic() - began)
@@ -199,7 +196,7 @@ def _read_cached(load: PendingRead, batch: Batch, preadv: Callable[..., int]) ->
         except BlockingIOError:
             return None
         except OSError as e:
-            if e.errno in _UNSUPPORTED:
+            if e.errno in UNSUPPORTED:
                 return None
             raise
 
@@ -224,7 +221,7 @@ def _copy(to: memoryview, source: memoryview, load: PendingRead, batch: Batch) -
     while done < len(to):
         size, began = min(batch.pieces.bytes, len(to) - done), time.monotonic()
         with load.gate:
-            _refuse_if_over(batch)
+            refuse_if_over(batch)
             ctypes.memmove(_address_of(to) + done, _address_of(source) + done, size)
         batch.pieces.note(size, time.monotonic() - began)
         done += size
@@ -275,7 +272,7 @@ class PeerStream:
             raise ProtocolError(f"a peer's response with status {status} and {size} bytes")
         load.sum = block.running_checksum() if self._expect.verify else None
         while load.offset < size:
-            _refuse_if_over(self._batch, _needed_s(load, self._batch))
+            refuse_if_over(self._batch, _needed_s(load, self._batch))
             views = _window(load, self._batch.pieces.bytes + block.HEADER_BYTES)
             count = sum(map(len, views))
             began = time.monotonic()
@@ -296,7 +293,7 @@ class PeerStream:
             if remaining <= 0:
                 raise DeadlineExceededError("a peer's block missed the deadline")
             with load.gate:
-                _refuse_if_over(self._batch)
+                refuse_if_over(self._batch)
                 self._set_timeout(remaining)
                 try:
                     count, _, _, _ = self._stream.recvmsg_into(views, 0, socket.MSG_WAITALL)
@@ -305,7 +302,7 @@ class PeerStream:
             if count == 0:
                 raise PoolUnavailableError("the peer closed its stream")
             if count > 0:
-                views = _rest(views, count)
+                views = rest_of(views, count)
                 needed -= count
             else:  # the timeout, or the sidecar left the socket non-blocking
                 poller = select.poll()
@@ -320,7 +317,7 @@ class PeerStream:
             self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(remaining - _SLACK_S))
 
 
-def _rest(views: list[memoryview], count: int) -> list[memoryview]:
+def rest_of(views: list[memoryview], count: int) -> list[memoryview]:
     """Return the rest of `views` that is still to be filled after `count` bytes."""
     while views and count >= len(views[0]):
         count -= len(views[0])
@@ -331,83 +328,3 @@ def _rest(views: list[memoryview], count: int) -> list[memoryview]:
 def _timeval(seconds: float) -> bytes:
     micros = max(1000, int(seconds * 1e6))
     return struct.pack("@ll", micros // 1_000_000, micros % 1_000_000)
-
-
-def write_file(
-    store: PendingWrite,
-    batch: Batch,
-    expect: Expectation,
-    clock_ms: Callable[[], int] = lambda: int(time.time() * 1000),
-) -> None:
-    """Write header and payload into `store.descriptor`. Raises OSError or DeadlineExceededError.
-
-    A small block is one system call; a large one is written and checksummed in pieces, with O_DIRECT where length and
-    buffer are aligned (a quarter of the processor time on a drive). The payload is only read. A thread that is stuck
-    here after the batch was closed does no harm: its file never gets a name.
-    """
-    if len(store.view) <= PIECE_BYTES:
-        _refuse_if_over(batch)
-        checksum = block.checksum(store.view) if expect.verify else _NO_SUM
-        _write_all(store.descriptor, [memoryview(_header_of(store, expect, checksum, clock_ms())), store.view])
-    else:
-        checksum = _write_pieces(store, batch, verify=expect.verify)
-        _write_all(store.descriptor, [memoryview(_header_of(store, expect, checksum, clock_ms()))])
-
-
-def _write_pieces(store: PendingWrite, batch: Batch, *, verify: bool) -> bytes:
-    """Write the payload behind the place of the header. Return its checksum."""
-    running = block.running_checksum() if verify else None
-    size = len(store.view)
-    flags = fcntl.fcntl(store.descriptor, fcntl.F_GETFL)
-    direct = bool(_O_DIRECT) and size % block.HEADER_BYTES == 0 and _set_flags(store.descriptor, flags | _O_DIRECT)
-    done = 0
-    while done < size:
-        _refuse_if_over(batch)
-        piece = store.view[done : done + _BOUNCE_BYTES]
-        try:
-            count = os.pwrite(store.descriptor, piece, block.HEADER_BYTES + done)
-        except OSError as e:
-            if direct and e.errno in _UNSUPPORTED:  # the buffer is not aligned
-                direct = not _set_flags(store.descriptor, flags)
-                continue
-            raise
-        if running is not None:
-            running.update(piece[:count])
-        done += count
-    if direct:
-        _set_flags(store.descriptor, flags)  # the sidecar shares this open file
-    return running.digest() if running is not None else _NO_SUM
-
-
-def _write_all(descriptor: int, views: list[memoryview]) -> None:
-    """Write `views` one after the other from the start of the file."""
-    at = 0
-    while views:
-        count = os.pwritev(descriptor, views, at)
-        if count == 0:
-            raise OSError(errno.EIO, "nothing was written")
-        at += count
-        views = _rest(views, count)
-
-
-def _header_of(store: PendingWrite, expect: Expectation, checksum: bytes, created_ms: int) -> bytes:
-    header = block.BlockHeader(
-        block_key=store.block_key,
-        block_id=store.block_id,
-        fingerprint=expect.fingerprint,
-        tenant_tag=expect.tenant_tag,
-        payload_len=len(store.view),
-        payload_sum=checksum,
-        created_ms=created_ms,
-        engine_block=store.engine_block,
-        salt_tag=store.salt_tag,
-    )
-    return block.encode_header(header)
-
-
-def _set_flags(descriptor: int, flags: int) -> bool:
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags)
-    except OSError:
-        return False
-    return True
