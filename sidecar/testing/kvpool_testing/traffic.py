@@ -69,7 +69,7 @@ def payload_of(tenant: str, block_id: bytes, size: int) -> bytes:
 
 def payload_sum_of(tenant: str, block_id: bytes, size: int) -> bytes:
     """kvpool.protocol.block.checksum of the payload."""
-    with mmap.mmap(-1, size) as memory, memoryview(memory) as view:
+    with _memory(size) as memory, memoryview(memory) as view:
         payload_into(view, tenant, block_id)
         checksum = block.checksum(view)
         _free(view)
@@ -78,6 +78,11 @@ def payload_sum_of(tenant: str, block_id: bytes, size: int) -> bytes:
 
 def _address_of(buffer: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer)) if buffer else 0
+
+
+def _memory(size: int) -> mmap.mmap:
+    """Map memory that `_free` returns: pages of a shared mapping, the default of mmap, would stay."""
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _free(pages: memoryview) -> None:
@@ -118,7 +123,7 @@ class Traffic:
 
     def _run(self, place: int) -> None:
         rng = random.Random(f"{self._seed}/{place}")  # noqa: S311
-        with mmap.mmap(-1, self._mix.block_bytes) as memory, memoryview(memory) as view:
+        with _memory(self._mix.block_bytes) as memory, memoryview(memory) as view:
             while not self._stopped.is_set() and place < self._wanted:
                 hit = self._one(rng, view)
                 _free(view)  # the buffers of all threads would not fit in memory
