@@ -203,19 +203,8 @@ class SidecarSession:
             reason = work()
         except BusyError:
             return Reason.BUSY  # local queue full: not counted by the breaker
-        except DeadlineExceededError:
-            reason = Reason.DEADLINE
-        except PoolUnavailableError:
-            reason = Reason.CONNECTION
-        except RefusedError as e:
-            _log.debug("kvpool: %s", e)
-            reason = Reason.REFUSED
-        except ProtocolError as e:
-            _log.warning("kvpool: %s", e)
-            reason = Reason.PROTOCOL
-        except Exception:
-            _log.exception("kvpool: a request failed; its blocks count as misses")
-            reason = Reason.INTERNAL
+        except Exception as e:
+            reason = _reason_of(e)
         if reason == Reason.ABSENT:
             breaker.success()
         else:
@@ -310,6 +299,22 @@ class SidecarSession:
         self._forked = True
         self._hot.close_copies()
         self.connections.abandon_in_child()
+
+
+def _reason_of(error: Exception) -> Reason:
+    """Return the reason of a request that failed, and log what an operator should see."""
+    if isinstance(error, DeadlineExceededError):
+        return Reason.DEADLINE
+    if isinstance(error, PoolUnavailableError):
+        return Reason.CONNECTION
+    if isinstance(error, RefusedError):
+        _log.debug("kvpool: %s", error)
+        return Reason.REFUSED
+    if isinstance(error, ProtocolError):
+        _log.warning("kvpool: %s", error)
+        return Reason.PROTOCOL
+    _log.error("kvpool: a request failed; its blocks count as misses", exc_info=error)
+    return Reason.INTERNAL
 
 
 def _due(reason: Reason, began: float, until: float) -> float:

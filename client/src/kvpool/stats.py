@@ -132,7 +132,7 @@ class Stats:
     `depth_label`. `time` has what loads saved (`saved_us`) and cost (`lost_us`) compared with computing, and what the
     engine computed (`computed_tokens`, `computed_us`).
 
-    Recording never waits: what was recorded is added up by whoever reads the totals.
+    Recording never waits: a reader of the totals adds up what was recorded.
     """
 
     def __init__(self) -> None:

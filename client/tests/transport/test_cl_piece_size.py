@@ -14,7 +14,7 @@ def test_the_first_piece_and_fast_ones_are_the_largest() -> None:
     assert pieces.bytes == MAX_PIECE_BYTES
 
 
-def test_a_slow_piece_makes_the_next_one_small_at_once() -> None:
+def test_a_slow_piece_makes_the_next_one_small_immediately() -> None:
     pieces = PieceSize()
     pieces.note(MAX_PIECE_BYTES, 0.6)
     assert pieces.bytes == 256 * KIB

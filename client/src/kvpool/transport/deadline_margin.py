@@ -1,7 +1,7 @@
 """How much earlier a call must end inside, so that it returns to its caller by the deadline. No I/O.
 
 On a machine without a free processor a thread wakes late, and waits for the interpreter's lock behind threads that wake
-late, too. What is late there cannot be made up for: the next calls aim for an earlier time, or are refused at once.
+late, too. What is late there cannot be made up for: the next calls aim for an earlier time, or are refused immediately.
 """
 
 from __future__ import annotations

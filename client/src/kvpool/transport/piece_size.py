@@ -18,7 +18,7 @@ _PIECE_S: Final = 0.02
 class PieceSize:
     """Size of the next piece from the rate of the last ones. Thread-safe; takes no lock.
 
-    The rate falls at once and at most doubles with each piece: other threads may have had the processor.
+    The rate falls immediately and at most doubles with each piece: other threads may have had the processor.
     """
 
     def __init__(self) -> None:
