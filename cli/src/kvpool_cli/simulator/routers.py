@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ class _Sticky:
 class _KvAware:
     """The shortest expected time to the first token: the wait for the engines, and computing what the node lacks.
 
-    Candidates are the nodes that have three tenths of the prompt from its beginning, by the index, and two others.
+    Candidates are the nodes that have three tenths of the prompt's blocks, by the index, and two others. Blocks count
+    wherever they are in the prompt, because peers deliver what is missing before them.
     """
 
     def __init__(self, rng: random.Random, holders: Callable[[bytes], Sequence[int]], block_tokens: int) -> None:
@@ -70,24 +71,16 @@ class _KvAware:
         self._block_tokens = block_tokens
 
     def choose(self, request: SimulatedRequest, alive: Sequence[SimulatedNode], now: float) -> SimulatedNode:
-        prefix: dict[int, int] = defaultdict(int)
-        here: set[int] | None = None
-        for n, key in enumerate(request.keys):
-            holders = self._holders(key)
-            here = set(holders) if here is None else here.intersection(holders)
-            if not here:
-                break
-            for number in here:
-                prefix[number] = n + 1
+        here = Counter(number for key in request.keys for number in self._holders(key))
         sampled = [alive[self._rng.randrange(len(alive))] for _ in range(_SAMPLED)]
         candidates = {node.number: node for node in sampled}
         least = _MIN_SHARE * len(request.keys)
-        near = {number for number, count in prefix.items() if count >= least}
+        near = {number for number, count in here.items() if count >= least}
         if near:
             candidates |= {node.number: node for node in alive if node.number in near}
 
         def expected(node: SimulatedNode) -> float:
-            missing = max(0, request.tokens - prefix[node.number] * self._block_tokens)
+            missing = max(0, request.tokens - here[node.number] * self._block_tokens)
             return max(0.0, node.engine.free_at - now) + missing / node.engine.rate
 
         return min(candidates.values(), key=lambda node: (expected(node), node.number))
