@@ -35,8 +35,11 @@ imagePullSecrets:
 enableServiceLinks: false
 securityContext:
   runAsNonRoot: true
+  {{- /* OpenShift gives each namespace users of its own, and refuses others */}}
+  {{- if not .root.Values.openshift.enabled }}
   runAsUser: 65532
   runAsGroup: 65532
+  {{- end }}
   seccompProfile: {type: RuntimeDefault}
 {{- with .values.priorityClassName | default (ternary .root.Values.priorityClass.name "" .root.Values.priorityClass.create) }}
 priorityClassName: {{ . }}
