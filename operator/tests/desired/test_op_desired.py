@@ -129,6 +129,19 @@ def test_the_write_buffer_is_in_the_sidecars_memory():
     assert server({"write": {"buffer": "16Mi"}, "maxBlockSize": "768Mi"})["requests"]["memory"] == "1281Mi"
 
 
+def test_a_larger_memory_limit_is_requested_and_the_default_is_not():
+    def server(nodes: dict[str, Any]) -> dict[str, Any]:
+        pod = find(build(inputs(nodes=nodes)), "DaemonSet")["spec"]["template"]["spec"]
+        return next(c for c in pod["containers"] if c["name"] == "server")["resources"]
+
+    assert server({}) == server({"memoryLimit": "2Gi"})
+    assert server({"memoryLimit": "16Gi"}) == {
+        "requests": {"cpu": "100m", "memory": "15104Mi"},
+        "limits": {"memory": "16896Mi"},
+    }
+    assert server({"memoryLimit": "1Gi"})["requests"] == server({})["requests"]
+
+
 def test_there_is_no_golden_file_without_a_case():
     assert {p.stem for p in GOLDEN.glob("*.yaml")} == {*CASES, "rbac"}  # that one is test_op_rights.py's
 

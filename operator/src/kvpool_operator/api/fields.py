@@ -79,6 +79,7 @@ __all__ = [
     "ResourceName",
     "RestartPause",
     "SharedPath",
+    "SidecarMemory",
     "StorageClass",
     "StoreTime",
     "TenantRoom",
@@ -295,6 +296,7 @@ DiskCache = bytes_between("0", "64Ti", "give diskCache from 0 (none) to 64Ti, su
 Bandwidth = bytes_between("1M", "1T", "give expectedBandwidth in bytes per second from 1M to 1T, such as 1G")
 DirtyRoom = bytes_between("0", "16Ti", "give maxDirty from 0 to 16Ti, such as 4Gi: a lost node takes as much along")
 WriteBuffer = bytes_between("16Mi", "64Gi", "give write.buffer from 16Mi to 64Gi, such as 512Mi")
+SidecarMemory = bytes_between("1Gi", "256Gi", "give memoryLimit from 1Gi to 256Gi, such as 2Gi")
 ReadAhead = bytes_between("0", "64Gi", "give prefetch.maxBytes from 0 (off) to 64Gi, such as 512Mi")
 WarmUpBandwidth = bytes_between(
     "0", "100Gi", "give warmUp.bandwidth in bytes per second from 0 (off) to 100Gi, such as 100Mi"

@@ -143,7 +143,9 @@ def _server_resources(pool: KVCachePool) -> Manifest:
     """Return resources with the write buffer, with RDMA's pinned memory, and with RDMA devices as limits."""
     rdma = pool.spec.transport.rdma
     pinned = write_buffer_bytes(pool) + (to_bytes(rdma.memory) if requests_devices(pool) else 0)
-    result = resources("100m", exact_bytes(256 * _MIB + pinned), exact_bytes(2048 * _MIB + pinned))
+    limit = to_bytes(pool.spec.nodes.memory_limit)
+    request = min(limit, 256 * _MIB + max(0, limit - 2048 * _MIB))
+    result = resources("100m", exact_bytes(request + pinned), exact_bytes(limit + pinned))
     if requests_devices(pool):
         result["limits"] |= {r.name: str(r.count) for r in rdma.resources}
     return result

@@ -81,6 +81,10 @@ class Nodes(Model):
     with a shared directory it is 65532, because that directory must be writable for a known user. Prefer an id of that
     range: pods that request one are not injected. After a change, local tiers get the new owner when a sidecar starts;
     the owner of a shared directory must be changed beforehand."""
+    memory_limit: f.SidecarMemory = "2Gi"
+    """Memory limit of a sidecar, such as 2Gi. `cache.write.buffer` and the memory for RDMA are added to it. It bounds
+    the number of blocks of a node, whatever their size: about 2.2 million for each GiB. What exceeds 2Gi is added to
+    the memory request."""
     drain: DrainPolicy = section(DrainPolicy)
     """Handling of a node's hot blocks when the node is about to leave."""
     update: NodesUpdate = section(NodesUpdate)
