@@ -1,4 +1,4 @@
-"""Dynamo's own indexer reads the events of a node: it finds prompts by their tokens."""
+"""Dynamo reads the events of nodes: its indexer finds prompts by their tokens, its frontend routes them there."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import subprocess
 import time
 import urllib.request
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,17 +24,17 @@ from kvpool.protocol.router_blocks import RouterBlocks, pack_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from cl_nodes import Node
 
 BLOCK, PER_CHUNK, CHUNKS = 32, 4, 3
 TOKENS = BLOCK * PER_CHUNK * CHUNKS
 MODEL = "tiny"
+REQUESTS = 12  # of one prompt, one after another: by chance they go to one of two workers once in 4,096 times
 
 
 def prompt(seed: int) -> list[int]:
-    return [3 + (seed * 7919 + i * i * 31 + i) % 500 for i in range(TOKENS + 9)]
+    return [3 + (seed * 7919 + i * i * 31 + i) % 250 for i in range(TOKENS + 9)]
 
 
 def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
@@ -44,10 +45,11 @@ def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     return value
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """For one test: a node publishes its blocks to a new subscriber once a minute at most."""
     events = {"prompt_tokens_of": "team", "authentication": "None", "topic": "kv@{node}@" + MODEL}
-    cluster = Cluster(tmp_path_factory.mktemp("routers"), ("a",), events=events)
+    cluster = Cluster(tmp_path_factory.mktemp("routers"), ("a", "b"), events=events)
     yield cluster
     cluster.close()
 
@@ -134,3 +136,52 @@ def test_dynamos_indexer_finds_what_was_stored_before_and_after_it_came(
         half = prompt(1)[: TOKENS // 2] + prompt(2)[TOKENS // 2 :]
         found = post(port, "/query", {"token_ids": half, "model_name": MODEL})["instances"]["7"]
         assert (found["longest_matched"], found["gpu"], found["cpu"]) == (TOKENS // 2, 0, 0)
+
+
+def test_dynamos_frontend_sends_a_prompt_to_the_node_that_has_it(
+    cluster: Cluster, engine_home: Path, tmp_path: Path
+) -> None:
+    """The real frontend and its KV router; workers of Dynamo that relay a node's events and have no engine."""
+    python, path = overlay("dynamo", engine_home)
+    port = free_port()
+    env = {"PYTHONPATH": os.pathsep.join(map(str, path)), "DYN_FILE_KV": str(tmp_path / "kv"), "HF_HUB_OFFLINE": "1"}
+    worker = [
+        python,
+        str(Path(__file__).parent / "dynamo_worker_process.py"),
+        str(engine_home / "model"),
+        MODEL,
+        str(BLOCK),
+    ]
+    frontend = [
+        *(python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)),
+        *("--router-mode", "kv", "--kv-cache-block-size", str(BLOCK), "--discovery-backend", "file"),
+        *("--request-plane", "tcp", "--event-plane", "zmq"),
+    ]
+    logs = {name: tmp_path / f"{name}.log" for name in ("a", "b")}
+    stored(cluster["a"], 10)
+    with contextlib.ExitStack() as stack:
+        for name, log in logs.items():
+            events = f"tcp://127.0.0.1:{cluster[name].pool.events.port}"
+            stack.enter_context(process([*worker, events], log, **env))
+        stack.enter_context(process(frontend, tmp_path / "frontend.log", **env))
+
+        def requests() -> dict[str, int]:
+            return {name: log.read_text(errors="replace").count("@@") for name, log in logs.items()}
+
+        def workers_of(seed: int) -> set[str]:
+            before = requests()
+            for _ in range(REQUESTS):
+                post(port, "/v1/completions", {"model": MODEL, "prompt": prompt(seed), "max_tokens": 1})
+            return {name for name, count in requests().items() if count > before[name]}
+
+        def is_served() -> bool:
+            with contextlib.suppress(OSError):
+                post(port, "/v1/completions", {"model": MODEL, "prompt": [5] * BLOCK, "max_tokens": 1})
+                return any(requests().values())
+            return False
+
+        until(is_served)
+        stored(cluster["b"], 11)
+        until(lambda: workers_of(10) == {"a"})
+        until(lambda: workers_of(11) == {"b"})
+        assert workers_of(10) == {"a"}
