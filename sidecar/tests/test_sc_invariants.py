@@ -26,13 +26,16 @@ NAME, OTHER = b"n" * 32, b"o" * 32
 class Answers:
     """In a client's place: answers what it is told to."""
 
-    lookup_seconds = store_seconds = 0.1
+    lookup_seconds = 0.1
     held: bytes | None = None
     delay_s = 0.0
     raises: type[Exception] | None = None
     too_few = False
 
     def load_seconds(self, _size):
+        return 0.1
+
+    def store_seconds(self, _size=0):
         return 0.1
 
     def lookup(self, block_ids, _deadline, exhaustive=False):
