@@ -92,6 +92,9 @@ class Kubelet:
         elif node in self.down:
             return
         elif "deletionTimestamp" in meta:
+            if any("ephemeral" in volume for volume in pod["spec"].get("volumes") or []):
+                # its claim is protected until the pod has ended
+                self._api.call("PATCH", f"{path}/status", {"status": {"phase": "Succeeded"}}, MERGE)
             self._api.delete(path, gracePeriodSeconds=0)
         else:
             self._set_status(pod, path, node)

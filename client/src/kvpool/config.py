@@ -62,6 +62,11 @@ class LocalTier:
         "For a directory on the node's root file system: Require (refuse to start), Prefer (warn) or Ignore.",
         default="Prefer",
     )
+    is_ephemeral: bool = doc(
+        "Whether the directory is in a volume that lives with the sidecar's pod: only the server prepares it.",
+        default=False,
+        live=True,
+    )
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,11 @@ def test_a_larger_memory_limit_is_requested_and_the_default_is_not():
 
 
 def test_there_is_no_golden_file_without_a_case():
-    assert {p.stem for p in GOLDEN.glob("*.yaml")} == {*CASES, "rbac"}  # that one is test_op_rights.py's
+    assert {p.stem for p in GOLDEN.glob("*.yaml")} == {
+        *CASES,
+        "claims",
+        "rbac",
+    }  # of other modules
 
 
 def test_policies_let_in_the_pools_own_pods_and_the_operator():

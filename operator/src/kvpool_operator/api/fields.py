@@ -25,13 +25,17 @@ __all__ = [
     "ADMIN_PORT",
     "BLOCK_FITS_TIER",
     "BLOCK_TOKENS_STAY",
+    "CAPACITY_FITS_CLAIM",
+    "CAPACITY_IS_GIVEN",
     "EVENT_PEER",
     "EVENT_PORTS_DIFFER",
     "HTTP_PORT",
     "KEY_FITS_OPERATOR",
+    "LOCAL_STAYS",
     "LOOKUP_BEFORE_LOAD",
     "LOW_BELOW_HIGH",
     "ONE_INDEX",
+    "ONE_LOCAL",
     "ONE_SHARE",
     "ONE_SHARED",
     "ONE_SOURCE",
@@ -49,7 +53,10 @@ __all__ = [
     "Bandwidth",
     "BlockSize",
     "Capacity",
+    "ClaimClass",
     "ClaimName",
+    "ClaimSize",
+    "ClaimTemplateName",
     "CleanupTime",
     "Cooldown",
     "DirtyRoom",
@@ -129,6 +136,13 @@ ExportPath = matching(
     immutable("the export of a tier", _NEW_TIER),
 )
 
+ClaimClass = matching(r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", 253, "give the name of a StorageClass")
+ClaimSize = bytes_between(
+    "64Mi",
+    "1Pi",
+    "give resources.requests.storage from 64Mi to 1Pi, such as 500Gi: it is the size of each node's volume",
+)
+
 ObjectUrl = matching(
     r"^(s3|gs|abfs)://[A-Za-z0-9][A-Za-z0-9._-]{1,251}(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*$",
     512,
@@ -148,6 +162,25 @@ SOURCE_STAYS: Final = Rule(
     "has(self.local) == has(oldSelf.local) && has(self.shared) == has(oldSelf.shared)",
     f"the kind of a tier cannot be changed: {_NEW_TIER}",
 )
+ONE_LOCAL: Final = Rule(
+    "has(self.path) != has(self.volumeClaimTemplate)",
+    "give a local tier exactly one source: path (a directory of each node) or volumeClaimTemplate (a volume of a "
+    "StorageClass for each sidecar pod)",
+)
+LOCAL_STAYS: Final = Rule(
+    "has(self.path) == has(oldSelf.path)",
+    f"the source of a local tier cannot be changed: {_NEW_TIER}",
+)
+CAPACITY_IS_GIVEN: Final = Rule(
+    "has(self.capacity) || !has(self.path)",
+    "give capacity together with path, such as 500Gi: only a volumeClaimTemplate has a size of its own",
+)
+CAPACITY_FITS_CLAIM: Final = Rule(
+    "!has(self.capacity) || !has(self.volumeClaimTemplate) || [string(self.capacity)].all(room, !isQuantity(room) || "
+    "[string(self.volumeClaimTemplate.spec.resources.requests.storage)].all(size, !isQuantity(size) || "
+    "!quantity(room).isGreaterThan(quantity(size))))",
+    "set capacity to at most resources.requests.storage of the volumeClaimTemplate, or leave it out",
+)
 ONE_SHARE: Final = Rule(
     "[has(self.hostPath), has(self.pvc), has(self.nfs)].exists_one(given, given)",
     "give a shared tier exactly one source: hostPath, pvc or nfs",
@@ -164,9 +197,9 @@ ONE_SHARED: Final = Rule(
     "give at most one shared tier: a block is copied to one place",
 )
 PATHS_DIFFER: Final = Rule(
-    "self.all(t, !has(t.local) || self.filter(u, has(u.local) && "
+    "self.all(t, !has(t.local) || !has(t.local.path) || self.filter(u, has(u.local) && has(u.local.path) && "
     "(u.local.path + '/').startsWith(t.local.path + '/')).size() == 1) && "
-    "self.all(t, !has(t.shared) || !has(t.shared.hostPath) || !self.exists(u, has(u.local) && "
+    "self.all(t, !has(t.shared) || !has(t.shared.hostPath) || !self.exists(u, has(u.local) && has(u.local.path) && "
     "((u.local.path + '/').startsWith(t.shared.hostPath.path + '/') || "
     "(t.shared.hostPath.path + '/').startsWith(u.local.path + '/'))))",
     "give each tier a directory of its own, and none inside another tier's",
@@ -211,8 +244,9 @@ LOOKUP_BEFORE_LOAD: Final = Rule(
 )
 BLOCK_FITS_TIER: Final = Rule(
     "[string(self.cache.maxBlockSize)].all(block, !isQuantity(block) || [quantity(block)].all(most, "
-    "self.tiers.all(t, !has(t.local) || [string(t.local.capacity)].all(room, !isQuantity(room) || "
-    "!most.isGreaterThan(quantity(room))))))",
+    "self.tiers.all(t, !has(t.local) || [has(t.local.capacity) ? string(t.local.capacity) : "
+    "has(t.local.volumeClaimTemplate) ? string(t.local.volumeClaimTemplate.spec.resources.requests.storage) : ''"
+    "].all(room, !isQuantity(room) || !most.isGreaterThan(quantity(room))))))",
     "set cache.maxBlockSize to at most the capacity of each local tier: a block must fit",
 )
 TOKENS_ARE_INT64: Final = Rule(
@@ -279,6 +313,11 @@ ResourceName = refined(
         RESOURCE_IS_NETWORK,
     ),
     _check_resource,
+)
+ClaimTemplateName = matching(
+    r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$",
+    253,
+    "give the name of a ResourceClaimTemplate in the pool's namespace, such as rdma-nic",
 )
 PriorityClassName = matching(
     r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$", 253, "give the name of a PriorityClass, such as kvpool"

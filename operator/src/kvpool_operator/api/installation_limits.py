@@ -32,7 +32,7 @@ class InstallationLimits:
         """InvalidPoolError with the field and what to write, if the pool exceeds a limit."""
         for number, tier in enumerate(pool.spec.tiers):
             where = f"spec.tiers[{number}]"
-            if tier.local is not None:
+            if tier.local is not None and tier.local.path is not None:
                 self._check_path(f"{where}.local.path", tier.local.path)
             if tier.shared is not None and tier.shared.host_path is not None:
                 self._check_path(f"{where}.shared.hostPath.path", tier.shared.host_path.path)

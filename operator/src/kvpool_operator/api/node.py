@@ -47,7 +47,7 @@ class DeviceStatus(Model):
     name: Annotated[str, Field(max_length=63)]
     """Name of the tier in the spec of the pool."""
     path: Text = ""
-    """Directory on the node."""
+    """Directory on the node. Empty for a volume of the sidecar's pod."""
     health: Literal["OK", "Failing", "Unknown"] = "Unknown"
     """OK: the drive serves. Failing: the drive returns errors and is not used. Unknown: not
     reported."""

@@ -113,15 +113,17 @@ class PoolSpec(Model):
 
     @model_validator(mode="after")
     def _tiers(self) -> PoolSpec:
-        local = [f"{t.local.path}/" for t in self.tiers if t.local]
-        every = local + [f"{t.shared.host_path.path}/" for t in self.tiers if t.shared and t.shared.host_path]
+        local = [t.local for t in self.tiers if t.local]
+        every = [f"{tier.path}/" for tier in local if tier.path] + [
+            f"{t.shared.host_path.path}/" for t in self.tiers if t.shared and t.shared.host_path
+        ]
         f.SOME_LOCAL.check(bool(local))
         f.ONE_SHARED.check(len(self.tiers) - len(local) <= 1)
         needs_shared = self.cache.write.policy in ("WriteBack", "WriteThroughSelective")
         f.WRITES_SOMEWHERE.check(not needs_shared or len(self.tiers) > len(local))
         ports = [*f.TAKEN_PORTS, self.transport.port, self.events.port, self.events.replay_port]
         f.EVENT_PORTS_DIFFER.check(not self.events.enabled or len(set(ports)) == len(ports))
-        rooms = [to_bytes(t.local.capacity) for t in self.tiers if t.local]
+        rooms = [to_bytes(tier.capacity) if tier.capacity is not None else tier.size_bytes for tier in local]
         f.BLOCK_FITS_TIER.check(all(to_bytes(self.cache.max_block_size) <= room for room in rooms))
         f.PATHS_DIFFER.check(not any(a.startswith(b) for a, b in itertools.permutations(every, 2)))
         if len({t.name for t in self.tiers}) != len(self.tiers):

@@ -50,6 +50,7 @@ __all__ = [
 
 _MIB = 1 << 20
 _HEADER_BYTES = 4096  # of a block's file
+VOLUME_DIR = "kvpool"
 MOUNTS = "/tiers"
 """Directory where the sidecar pod mounts the tiers, each under its name."""
 
@@ -194,8 +195,10 @@ def _local(name: str, tier: LocalSpec, tier_path: Callable[[str], str]) -> Local
     percent = int(reserve[:-1]) if reserve.endswith("%") else 0
     return LocalTier(
         name=name,
-        path=tier_path(name),
-        capacity_bytes=to_bytes(tier.capacity),
+        # the sidecar owns a directory in the volume, because only root could change the owner of the volume itself
+        path=tier_path(name) if tier.path is not None else f"{tier_path(name)}/{VOLUME_DIR}",
+        is_ephemeral=tier.path is None,
+        capacity_bytes=tier.capacity_bytes,
         reserve_free_percent=percent,
         dedicated_filesystem=tier.dedicated_filesystem,
         reserve_free_bytes=0 if reserve.endswith("%") else to_bytes(reserve),

@@ -14,7 +14,9 @@ from kvpool_operator.desired.pod_template import (
     CONFIG_FILE,
     CONFIG_MOUNT,
     container,
-    init_node,
+    device_claims,
+    device_resources,
+    init_nodes,
     object_store_env,
     object_store_mounts,
     object_store_volumes,
@@ -65,9 +67,10 @@ def sidecar_daemonset(inputs: Inputs) -> Manifest:
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "initContainers": [init_node(pool, env, migrate=True)],
+            **init_nodes(pool, env, migrate=True),
+            **device_claims(pool),
             "containers": [_server(pool, env)],
-            "volumes": [*tier_volumes(pool), *object_store_volumes(pool), *_volumes(inputs)],
+            "volumes": [*tier_volumes(pool, ephemeral=True), *object_store_volumes(pool), *_volumes(inputs)],
         },
     )
     return manifest | {"metadata": manifest["metadata"] | resync_metadata(inputs)}
@@ -123,7 +126,7 @@ def _server(pool: KVCachePool, env: InstallationConfig) -> Manifest:
             {"name": "secret", "mountPath": _SECRET_DIR, "readOnly": True},
             {"name": _ISSUER_TOKEN, "mountPath": _ISSUER_DIR, "readOnly": True},
             {"name": "handoff", "mountPath": _HANDOFF},
-            *tier_mounts(pool, read_only_too=True),
+            *tier_mounts(pool, server=True),
             *object_store_mounts(pool),
         ],
     )
@@ -140,15 +143,12 @@ def _event_ports(pool: KVCachePool) -> list[Manifest]:
 
 
 def _server_resources(pool: KVCachePool) -> Manifest:
-    """Return resources with the write buffer, with RDMA's pinned memory, and with RDMA devices as limits."""
+    """Return resources with the write buffer, with RDMA's pinned memory, and with RDMA devices."""
     rdma = pool.spec.transport.rdma
     pinned = write_buffer_bytes(pool) + (to_bytes(rdma.memory) if requests_devices(pool) else 0)
     limit = to_bytes(pool.spec.nodes.memory_limit)
     request = min(limit, 256 * _MIB + max(0, limit - 2048 * _MIB))
-    result = resources("100m", exact_bytes(request + pinned), exact_bytes(limit + pinned))
-    if requests_devices(pool):
-        result["limits"] |= {r.name: str(r.count) for r in rdma.resources}
-    return result
+    return device_resources(pool, resources("100m", exact_bytes(request + pinned), exact_bytes(limit + pinned)))
 
 
 def _volumes(inputs: Inputs) -> list[Manifest]:

@@ -54,7 +54,7 @@ def index_memory(pool: KVCachePool, nodes: int, present: int) -> int:
     requested = pool.spec.index.managed.max_memory if pool.spec.index.managed else None
     if requested is not None:
         return -(-to_bytes(requested) // _MIB) * _MIB
-    capacity = sum(to_bytes(t.local.capacity) for t in pool.spec.tiers if t.local is not None)
+    capacity = sum(t.local.capacity_bytes for t in pool.spec.tiers if t.local is not None)
     wanted = max(nodes, _MIN_NODES) * capacity // _BLOCK_BYTES * ENTRY_BYTES
     step = next((s for s in _STEPS if s >= wanted), _STEPS[-1])
     return present if present == step * 4 and present in _STEPS else step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from kvpool_operator.api.quantity import exact_bytes, to_bytes
 from kvpool_operator.desired import names
 from kvpool_operator.desired.config import MOUNTS
 from kvpool_operator.desired.labels import labels, metadata, selector
@@ -12,6 +13,7 @@ from kvpool_operator.desired.users import USER, server_user
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from kvpool_operator.api.pool.tiers import VolumeClaimSpec
     from kvpool_operator.api.v1alpha1 import KVCachePool, LabelSelector, Tier
     from kvpool_operator.desired.inputs import InstallationConfig, Manifest
 
@@ -21,7 +23,9 @@ __all__ = [
     "CONFIG_MOUNT",
     "READ_ONLY_MOUNTS",
     "container",
-    "init_node",
+    "device_claims",
+    "device_resources",
+    "init_nodes",
     "node_affinity",
     "object_store_env",
     "object_store_mounts",
@@ -37,6 +41,7 @@ __all__ = [
 
 READ_ONLY_MOUNTS: Final = "/tiers-ro"
 _OBJECT_STORE: Final = "object-store"
+_DEVICE: Final = "rdma"
 _OBJECT_STORE_DIR: Final = "/etc/kvpool-object-store"
 CONFIG_DIR: Final = "/etc/kvpool"
 CONFIG_FILE: Final = f"{CONFIG_DIR}/pool.json"
@@ -78,20 +83,26 @@ def workload(
     }
 
 
-def init_node(pool: KVCachePool, env: InstallationConfig, *, migrate: bool = False) -> Manifest:
+def init_nodes(pool: KVCachePool, env: InstallationConfig, *, migrate: bool = False) -> Manifest:
     """Return the init container that makes the sidecars' user the owner of the tiers' directories. It is idempotent.
+
+    There is none if all directories are in volumes of the pod: then no container of the pool runs as root.
 
     `migrate`: it takes over what an earlier user of the sidecars owns; no sidecar serves the node meanwhile.
     """
-    return container(
+    mounts = tier_mounts(pool)
+    if not mounts:
+        return {}
+    prepare = container(
         env,
         "prepare-node",
         *("kvpool-sidecar", "init-node", "--config", CONFIG_FILE, "--uid", str(server_user(pool))),
         *(("--migrate",) if migrate else ()),
         resources=resources("10m", "64Mi", "256Mi"),
         securityContext=security(0, "CHOWN"),
-        volumeMounts=[CONFIG_MOUNT, *tier_mounts(pool)],
+        volumeMounts=[CONFIG_MOUNT, *mounts],
     )
+    return {"initContainers": [prepare]}
 
 
 def container(env: InstallationConfig, name: str, /, *command: str, **more: Any) -> Manifest:
@@ -129,6 +140,24 @@ def pull_secrets(env: InstallationConfig) -> Manifest:
     return {"imagePullSecrets": [{"name": s} for s in env.image_pull_secrets]} if env.image_pull_secrets else {}
 
 
+def device_claims(pool: KVCachePool) -> Manifest:
+    """Return the resourceClaims of a pod spec: devices by dynamic resource allocation."""
+    name = pool.spec.transport.rdma.resource_claim_template_name
+    if pool.spec.transport.protocol == "TCP" or name is None:
+        return {}
+    return {"resourceClaims": [{"name": _DEVICE, "resourceClaimTemplateName": name}]}
+
+
+def device_resources(pool: KVCachePool, base: Manifest) -> Manifest:
+    """Return the resources of a container with the pool's RDMA devices added, as limits and as claims of the pod."""
+    transport = pool.spec.transport
+    if transport.protocol == "TCP":
+        return base
+    limits = base["limits"] | {r.name: str(r.count) for r in transport.rdma.resources}
+    claims = {"claims": [{"name": _DEVICE}]} if transport.rdma.resource_claim_template_name else {}
+    return base | {"limits": limits} | claims
+
+
 def placement(pool: KVCachePool) -> Manifest:
     """Return affinity, tolerations and priority class of a pod spec."""
     nodes = pool.spec.nodes
@@ -158,16 +187,22 @@ def node_affinity(selector: LabelSelector) -> Manifest:
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": term}}
 
 
-def tier_volumes(pool: KVCachePool) -> list[Manifest]:
-    """Return a volume for each tier that is a directory."""
-    return [{"name": f"tier-{t.name}"} | _source(pool, t) for t in _directories(pool)]
+def tier_volumes(pool: KVCachePool, *, ephemeral: bool = False) -> list[Manifest]:
+    """Return a volume for each tier that is a directory. `ephemeral`: also those that live with the sidecar's pod."""
+    return [{"name": f"tier-{t.name}"} | _source(pool, t) for t in _directories(pool, ephemeral=ephemeral)]
 
 
-def _directories(pool: KVCachePool) -> list[Tier]:
-    return [t for t in pool.spec.tiers if t.object_store is None]
+def _directories(pool: KVCachePool, *, ephemeral: bool) -> list[Tier]:
+    return [
+        t
+        for t in pool.spec.tiers
+        if t.object_store is None and (ephemeral or t.local is None or t.local.path is not None)
+    ]
 
 
 def _source(pool: KVCachePool, tier: Tier) -> Manifest:
+    if tier.local and tier.local.volume_claim_template:
+        return {"ephemeral": {"volumeClaimTemplate": _claim_template(pool, tier.local.volume_claim_template.spec)}}
     if tier.local:
         return {"hostPath": {"path": tier.local.path, "type": "DirectoryOrCreate"}}
     assert tier.shared is not None  # noqa: S101  the model holds exactly one of them
@@ -179,11 +214,28 @@ def _source(pool: KVCachePool, tier: Tier) -> Manifest:
     return {"persistentVolumeClaim": {"claimName": names.claim(pool.metadata.name, tier.name)}}
 
 
-def tier_mounts(pool: KVCachePool, *, read_only_too: bool = False) -> list[Manifest]:
-    """Each tier at /tiers/NAME, and for the descriptors that the server hands out read-only at /tiers-ro/NAME."""
-    tiers = _directories(pool)
+def _claim_template(pool: KVCachePool, spec: VolumeClaimSpec) -> Manifest:
+    """Return the template of the claims, which belong to their pods: without the label of what the operator prunes."""
+    storage_class = {"storageClassName": spec.storage_class_name} if spec.storage_class_name else {}
+    return {
+        "metadata": {"labels": {"app.kubernetes.io/name": "kvpool", **selector(pool, "sidecar")}},
+        "spec": {
+            "accessModes": list(spec.access_modes),
+            **storage_class,
+            "resources": {"requests": {"storage": exact_bytes(to_bytes(spec.resources.requests.storage))}},
+            "volumeMode": "Filesystem",
+        },
+    }
+
+
+def tier_mounts(pool: KVCachePool, *, server: bool = False) -> list[Manifest]:
+    """Each directory at /tiers/NAME.
+
+    `server`: also those of the pod's own volumes, and each at /tiers-ro/NAME for descriptors that are handed out.
+    """
+    tiers = _directories(pool, ephemeral=server)
     mounts: list[Manifest] = [{"name": f"tier-{t.name}", "mountPath": f"{MOUNTS}/{t.name}"} for t in tiers]
-    if read_only_too:
+    if server:
         mounts += [
             {"name": f"tier-{t.name}", "mountPath": f"{READ_ONLY_MOUNTS}/{t.name}", "readOnly": True} for t in tiers
         ]

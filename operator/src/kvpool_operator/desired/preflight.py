@@ -23,7 +23,9 @@ from kvpool_operator.desired.pod_template import (
     CONFIG_FILE,
     CONFIG_MOUNT,
     container,
-    init_node,
+    device_claims,
+    device_resources,
+    init_nodes,
     object_store_env,
     object_store_mounts,
     object_store_volumes,
@@ -37,7 +39,6 @@ from kvpool_operator.desired.pod_template import (
 from kvpool_operator.desired.users import USER, server_user
 
 if TYPE_CHECKING:
-    from kvpool_operator.api.v1alpha1 import KVCachePool
     from kvpool_operator.desired.inputs import Inputs, Manifest
 
 __all__ = ["COMPONENT", "build_preflight", "preflight_spec"]
@@ -129,7 +130,8 @@ def _daemonset(inputs: Inputs) -> Manifest:
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            "initContainers": [init_node(pool, env)],
+            **init_nodes(pool, env),
+            **device_claims(pool),
             "containers": [_checks(inputs)],
             "volumes": [
                 *tier_volumes(pool),
@@ -162,7 +164,7 @@ def _checks(inputs: Inputs) -> Manifest:
             "timeoutSeconds": 2,
             "failureThreshold": 3,
         },
-        resources=_resources(pool),
+        resources=device_resources(pool, resources("50m", "64Mi", "512Mi")),
         securityContext=security(server_user(pool)),
         volumeMounts=[
             CONFIG_MOUNT,
@@ -171,15 +173,6 @@ def _checks(inputs: Inputs) -> Manifest:
             *({"name": v["name"], "mountPath": _SECRET_DIR, "readOnly": True} for v in _secret_volumes(inputs)),
         ],
     )
-
-
-def _resources(pool: KVCachePool) -> Manifest:
-    """Return resources with the devices of the sidecars."""
-    result = resources("50m", "64Mi", "512Mi")
-    transport = pool.spec.transport
-    if transport.protocol != "TCP":
-        result["limits"] |= {r.name: str(r.count) for r in transport.rdma.resources}
-    return result
 
 
 def _secret_volumes(inputs: Inputs) -> list[Manifest]:

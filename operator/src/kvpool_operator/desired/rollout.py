@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from kvpool_operator.desired.inputs import Inputs, Manifest
 
 __all__ = [
+    "has_ephemeral_volumes",
     "local_drives",
     "max_surge",
     "may_surge",
@@ -47,13 +48,22 @@ def resync_metadata(inputs: Inputs) -> dict[str, Manifest]:
 
 
 def may_surge(pool: KVCachePool) -> bool:
-    """Whether the spec allows surge. On a node with one device, a second pod that requests it would stay Pending."""
-    return pool.spec.nodes.update.surge and not requests_devices(pool)
+    """Whether the spec allows surge. On a node with one device, a second pod that requests it would stay Pending.
+
+    A second pod with an ephemeral volume would need its room a second time, and takes no blocks over.
+    """
+    return pool.spec.nodes.update.surge and not requests_devices(pool) and not has_ephemeral_volumes(pool)
+
+
+def has_ephemeral_volumes(pool: KVCachePool) -> bool:
+    """Whether sidecar pods bring volumes of their own, which the pods of a wipe or a preflight check never see."""
+    return any(t.local is not None and t.local.path is None for t in pool.spec.tiers)
 
 
 def requests_devices(pool: KVCachePool) -> bool:
     """Whether the sidecar pods request device resources."""
-    return pool.spec.transport.protocol != "TCP" and bool(pool.spec.transport.rdma.resources)
+    rdma = pool.spec.transport.rdma
+    return pool.spec.transport.protocol != "TCP" and bool(rdma.resources or rdma.resource_claim_template_name)
 
 
 def max_surge(daemonset: Manifest) -> int | str:
@@ -67,14 +77,21 @@ def local_drives(pods: Iterable[Manifest]) -> tuple[frozenset[Drive], ...]:
     """Return the local tier directories of each sidecar pod that has not terminated, with the user of its server."""
     return tuple(
         frozenset(
-            Drive(str(v["hostPath"].get("path")), _user_of(pod))
-            for v in (pod.get("spec") or {}).get("volumes") or []
-            # a shared directory has type Directory
-            if str(v.get("name", "")).startswith("tier-") and (v.get("hostPath") or {}).get("type") == _MADE
+            Drive(path, _user_of(pod)) for v in (pod.get("spec") or {}).get("volumes") or [] if (path := _drive_path(v))
         )
         for pod in pods
         if (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
     )
+
+
+def _drive_path(volume: Manifest) -> str:
+    """Return the directory of a local tier; a name of its own for a volume of the pod; empty for other volumes."""
+    name, host = str(volume.get("name", "")), volume.get("hostPath") or {}
+    if not name.startswith("tier-"):
+        return ""
+    if volume.get("ephemeral"):
+        return f"ephemeral:{name}"
+    return str(host.get("path")) if host.get("type") == _MADE else ""  # a shared directory has type Directory
 
 
 def _user_of(pod: Manifest) -> int:
@@ -89,5 +106,5 @@ def _replaces_drives(inputs: Inputs) -> bool:
     A drive of sidecars with another user is another drive: the new sidecar changes its owner before it starts.
     """
     user = server_user(inputs.pool)
-    wanted = {Drive(t.local.path, user) for t in inputs.pool.spec.tiers if t.local}
+    wanted = {Drive(t.local.path, user) for t in inputs.pool.spec.tiers if t.local and t.local.path}
     return any(drives and not drives & wanted for drives in inputs.drives)

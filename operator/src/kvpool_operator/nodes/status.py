@@ -91,7 +91,7 @@ def node_status(
             "transport": report.transport[:63],
         }
     devices = [
-        {"name": t.name, "path": t.local.path, "health": _health(t.name, report)}
+        {"name": t.name, "path": t.local.path or "", "health": _health(t.name, report)}
         for t in pool.spec.tiers
         if t.local is not None
     ]

@@ -41,12 +41,13 @@ class ServerUser(NamedTuple):
 
 
 def init_node(config: PoolConfig, new: ServerUser) -> None:
-    """Create the directories of all tiers and change their owner.
+    """Create the directories of all tiers and change their owner, except in volumes of the server's pod.
 
     ConfigError if a directory belongs to another user or pool or holds foreign files, OSError if a system call fails.
     """
     for tier in config.local:
-        _init_local(tier.path, config.uid, new)
+        if not tier.is_ephemeral:
+            _init_local(tier.path, config.uid, new)
     if config.shared is not None:
         _init_shared(config.shared.path, config.uid, new._replace(migrate=False))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import time
 from collections import defaultdict
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvpool_sidecar.preflight.drive import check_drive, device_of
-from kvpool_sidecar.preflight.finding import Report, failed, warned
+from kvpool_sidecar.preflight.finding import Report, failed, fine, warned
 from kvpool_sidecar.preflight.index import check_index
 from kvpool_sidecar.preflight.kernel import check_kernel
 from kvpool_sidecar.preflight.rdma import check_rdma
@@ -53,10 +54,14 @@ def checks(settings: PreflightSettings, *, measure: bool = True) -> list[Check]:
     """Return name and function of each check; they run in parallel. An index without a URL is not checked."""
     config = settings.config
     devices = defaultdict(list)
-    for tier in config.local:
+    # the pod of a preflight run has no such volume; that of a sidecar, which runs the checks as well, has it
+    later = [t.name for t in config.local if t.is_ephemeral and not os.path.isdir(t.path)]
+    for tier in (t for t in config.local if t.name not in later):
         devices[device_of(tier.path) or tier.path].append(tier)
     selected: list[Check] = [("Kernel", check_kernel), ("Rdma", functools.partial(check_rdma, config.peer))]
     selected += [("Drive", functools.partial(_drives, settings, tiers, measure)) for tiers in devices.values()]
+    if later:
+        selected.append(("Volume", functools.partial(_volumes, later)))
     if config.shared is not None:
         selected.append(
             ("SharedDirectory", functools.partial(check_directory, config.shared, config.uid, measure=measure))
@@ -98,6 +103,11 @@ def _collect(name: str, work: Callable[[], Iterable[Finding]], findings: list[Fi
     except Exception as e:  # an error of the check itself is a finding
         log.exception("preflight check %s failed", name)
         findings.append(failed(name, f"the check itself failed: {type(e).__name__}", "see the log of this pod"))
+
+
+def _volumes(tiers: list[str]) -> Iterable[Finding]:
+    for tier in tiers:
+        yield fine("Volume", "not checked: the volume is created with the sidecar's pod", tier=tier)
 
 
 def _drives(settings: PreflightSettings, tiers: list[LocalTier], measure: bool) -> Iterable[Finding]:

@@ -2,27 +2,76 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from kvpool_operator.api import fields as f
 from kvpool_operator.api.addresses import MountOption  # noqa: TC001  read by pydantic
 from kvpool_operator.api.model import Model, SecretName
+from kvpool_operator.api.quantity import to_bytes
 from kvpool_operator.api.rules import with_rules
 
 __all__ = ["LocalTier", "ObjectStoreTier", "SharedTier", "Tier"]
 
 
-class LocalTier(Model):
-    """Directory on each node's own drive (tier G3)."""
+_MIN_CAPACITY: Final = 64 << 20
 
-    path: f.LocalPath
+
+class VolumeClaimRequests(Model):
+    """Requests of a claim."""
+
+    storage: f.ClaimSize
+    """Size of each node's volume, such as 500Gi."""
+
+
+class VolumeClaimResources(Model):
+    """Resources of a claim."""
+
+    requests: VolumeClaimRequests
+    """Requests of the claim."""
+
+
+class VolumeClaimSpec(Model):
+    """Spec of a PersistentVolumeClaim, as far as pools set it. The volume has a file system."""
+
+    storage_class_name: f.ClaimClass | None = None
+    """Name of a StorageClass of local volumes. Its volumeBindingMode should be WaitForFirstConsumer. If it is omitted,
+    the default StorageClass of the cluster applies."""
+    access_modes: Annotated[
+        list[Literal["ReadWriteOnce", "ReadWriteOncePod"]],
+        Field(min_length=1, max_length=1, json_schema_extra={"x-kubernetes-list-type": "atomic"}),
+    ] = Field(default=["ReadWriteOnce"])
+    """Access mode of the volume: one pod uses it."""
+    resources: VolumeClaimResources
+    """Resources of the claim."""
+
+
+class VolumeClaimTemplate(Model):
+    """Template of the PersistentVolumeClaims, one for each sidecar pod."""
+
+    spec: VolumeClaimSpec
+    """Spec of the claims."""
+
+
+class LocalTier(Model):
+    """Each node's own drive (tier G3): a directory of the node, or a volume of a StorageClass. Set exactly one of path
+    and volumeClaimTemplate."""
+
+    model_config = ConfigDict(
+        json_schema_extra=with_rules(f.ONE_LOCAL, f.LOCAL_STAYS, f.CAPACITY_IS_GIVEN, f.CAPACITY_FITS_CLAIM)
+    )
+
+    path: f.LocalPath | None = None
     """Directory on the node, preferably on a dedicated NVMe drive. It is created if it does not exist, owned by the
     sidecars' user, and used by this pool only. It must be below a directory of the operator's allowedPaths.
     Immutable."""
-    capacity: f.Capacity
-    """Maximum size of the blocks on each node, such as 500Gi. Eviction keeps usage below it."""
+    volume_claim_template: VolumeClaimTemplate | None = None
+    """Generic ephemeral volume of each sidecar pod, such as one of TopoLVM, OpenEBS or local-path. The claim and its
+    blocks live as long as the pod: a replaced pod starts with an empty tier. No directory of the node is mounted."""
+    capacity: f.Capacity | None = None
+    """Maximum size of the blocks on each node, such as 500Gi. Eviction keeps usage below it. Required with `path`. With
+    `volumeClaimTemplate` it is the requested storage less `reserveFree` if it is omitted."""
     reserve_free: f.Reserve = "5%"
     """Free space that the pool leaves on the drive's file system regardless of `capacity`: a percentage, or a quantity
     such as 50Gi. It prevents disk pressure on the node."""
@@ -30,6 +79,32 @@ class LocalTier(Model):
     """Check whether the directory is on the node's own file system, where the kubelet stores its files. Require: the
     sidecar reports an error and does not start there; this also detects a drive that is not mounted. Prefer: the
     sidecar logs a warning and starts. Ignore: no check."""
+
+    @model_validator(mode="after")
+    def _one_local(self) -> LocalTier:
+        template = self.volume_claim_template
+        f.ONE_LOCAL.check((self.path is None) != (template is None))
+        f.CAPACITY_IS_GIVEN.check(self.capacity is not None or self.path is None)
+        f.CAPACITY_FITS_CLAIM.check(
+            self.capacity is None or template is None or to_bytes(self.capacity) <= self.size_bytes
+        )
+        return self
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the volume if a claim asks for one, otherwise the capacity."""
+        if self.volume_claim_template is not None:
+            return to_bytes(self.volume_claim_template.spec.resources.requests.storage)
+        return to_bytes(self.capacity or 0)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Maximum size of the blocks on each node."""
+        if self.capacity is not None:
+            return to_bytes(self.capacity)
+        reserve, size = self.reserve_free, self.size_bytes
+        kept = -(-size * int(reserve[:-1]) // 100) if reserve.endswith("%") else to_bytes(reserve)
+        return max(size - kept, _MIN_CAPACITY)
 
 
 class HostPathShare(Model):
@@ -124,7 +199,7 @@ class Tier(Model):
     name: f.TierName
     """Name of the tier: at most 24 lower-case letters, digits, and hyphens. Status and metrics use it."""
     local: LocalTier | None = None
-    """Directory on each node's own drive (tier G3)."""
+    """Each node's own drive (tier G3)."""
     shared: SharedTier | None = None
     """File system that every node mounts (tier G4)."""
     object_store: ObjectStoreTier | None = None

@@ -64,9 +64,13 @@ class Rdma(Model):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
     """Extended resources that add an RDMA device to the sidecar pods."""
+    resource_claim_template_name: f.ClaimTemplateName | None = None
+    """Name of a ResourceClaimTemplate in the namespace of the pool. Each sidecar pod gets a ResourceClaim from it, by
+    dynamic resource allocation of Kubernetes 1.34 or later. A DRA driver of the cluster adds the RDMA device."""
     memory: f.RdmaMemory = "512Mi"
     """Registered memory on each node, such as 512Mi. Half holds blocks that peers read, half receives blocks that this
-    node reads. If `resources` is set, the memory limit of the sidecars includes it."""
+    node reads. If `resources` or
+    `resourceClaimTemplateName` is set, the memory limit of the sidecars includes it."""
 
 
 class Transport(Model):
