@@ -45,7 +45,7 @@ def test_each_reason_for_trouble_of_a_pool_has_a_code():
     explained = {reason for code in Code for reason in code.reasons}
     waits = {"NotCreated", "DryRun", "PreflightRunning", "PreflightSkipped", "PeersNotVerified", "EnginesStarting"}
     waits |= {"NoEnginesInjected", "NoEnginesConnected", "Applying", "RollingOut", "Paused", "Deleting"}
-    waits |= {"FormatUnknown", "IndexNotSynced"}
+    waits |= {"FormatUnknown", "IndexNotSynced", "EphemeralVolumes"}
     troubles = {reason for reasons in REASONS["KVCachePool"].values() for reason in reasons[1:]}
     assert {str(r) for r in troubles - explained} == waits
 

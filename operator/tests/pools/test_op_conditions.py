@@ -56,6 +56,12 @@ GROUPS = (
 )
 
 
+IN_VOLUMES = {
+    "name": "nvme",
+    "local": {"volumeClaimTemplate": {"spec": {"resources": {"requests": {"storage": "1Gi"}}}}},
+}
+
+
 def subject(
     snapshot: Snapshot | None = None,
     nodes: NodesStatus = ALL_READY,
@@ -259,6 +265,7 @@ CASES: list[tuple[Any, ConditionInput, str, str, str]] = [
     (rollout.format_unknown, subject(with_report(block_formats=(99,))), "False", "FormatUnknown", "node-1"),
     (rollout.index_unavailable, subject(no_redis()), "False", "IndexNotRunning", "the index is unavailable"),
     (rollout.index_not_synced, subject(with_report(scanned=False)), "False", "IndexNotSynced", "node-1"),
+    (rollout.ephemeral_volumes, subject(tiers=[IN_VOLUMES]), "False", "EphemeralVolumes", "empty volume"),
     # Ready
     (ready.storage_not_ready, subject(EMPTY), "False", "NotCreated", "being created"),
     (ready.index_not_ready, subject(UNREPORTED), "False", "StatusUnavailable", "no sidecar"),

@@ -153,6 +153,11 @@ class Reason(_Documented):
         "Sidecars have not registered all their blocks in the prefix index yet.",
         "Wait before you roll out.",
     )
+    EPHEMERAL_VOLUMES = (
+        "EphemeralVolumes",
+        "Sidecar pods have volumes of their own, whose blocks are lost with the pod.",
+        "None. Add a shared tier, or use `local.path`, if blocks must survive a rollout.",
+    )
     # Progressing
     UP_TO_DATE = "UpToDate", "The cluster matches the spec."
     APPLYING = "Applying", "The operator is applying changes."
@@ -356,6 +361,7 @@ REASONS: Final[Mapping[str, Mapping[str, tuple[Reason, ...]]]] = {
             Reason.FORMAT_UNKNOWN,
             Reason.INDEX_NOT_RUNNING,
             Reason.INDEX_NOT_SYNCED,
+            Reason.EPHEMERAL_VOLUMES,
             Reason.STATUS_UNAVAILABLE,
         ),
     },

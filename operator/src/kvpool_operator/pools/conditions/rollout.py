@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from kvpool_operator.api.conditions import Verdict, first_verdict
 from kvpool_operator.api.reasons import Reason
 from kvpool_operator.desired import names
+from kvpool_operator.desired.rollout import has_ephemeral_volumes
 from kvpool_operator.pools.conditions.connectivity import INDEX_READY
 from kvpool_operator.pools.conditions.inputs import is_status_current
 from kvpool_operator.pools.conditions.preflight import PREFLIGHT_PASSED
@@ -164,6 +165,14 @@ def index_not_synced(i: ConditionInput) -> Verdict | None:
     )
 
 
+def ephemeral_volumes(i: ConditionInput) -> Verdict | None:
+    if not has_ephemeral_volumes(i.pool):
+        return None
+    return Verdict.false(
+        Reason.EPHEMERAL_VOLUMES, "a replaced sidecar starts with an empty volume: its blocks are lost with its pod"
+    )
+
+
 def cache_preserved(i: ConditionInput) -> Verdict:
     """The message has no number that changes all the time, because a changed message is written immediately."""
     at_once = i.pool.spec.nodes.update.max_unavailable
@@ -179,6 +188,7 @@ ROLLING_UPDATE_SAFE: Final[tuple[PoolCheck, ...]] = (
     format_unknown,
     index_unavailable,
     index_not_synced,
+    ephemeral_volumes,
     cache_preserved,
 )
 
