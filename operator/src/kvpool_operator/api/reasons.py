@@ -153,11 +153,7 @@ class Reason(_Documented):
         "Sidecars have not registered all their blocks in the prefix index yet.",
         "Wait before you roll out.",
     )
-    EPHEMERAL_VOLUMES = (
-        "EphemeralVolumes",
-        "Sidecar pods have volumes of their own, whose blocks are lost with the pod.",
-        "None. Add a shared tier, or use `local.path`, if blocks must survive a rollout.",
-    )
+    EPHEMERAL_VOLUMES = "EphemeralVolumes", "Blocks are lost with a sidecar's pod.", "None, or add a shared tier."
     # Progressing
     UP_TO_DATE = "UpToDate", "The cluster matches the spec."
     APPLYING = "Applying", "The operator is applying changes."
