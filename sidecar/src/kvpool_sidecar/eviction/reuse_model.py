@@ -146,7 +146,7 @@ class ReuseModel:
         return self._index[uses + CLASSES * retained][_bucket((self.clock - last) // self._grain)]
 
     def refit(self) -> None:
-        """Continue to update the index if enough was recorded: one slice of the work, less than a millisecond."""
+        """Continue to update the index if enough was recorded: one slice of the work, 1 to 2 milliseconds."""
         if self._work is None:
             if self._seen - self._renewed < max(_RENEW_AFTER, len(self._waiting) // _RENEW_PART):
                 return
@@ -169,10 +169,9 @@ class ReuseModel:
             yield
         ended = [[n + w for n, w in zip(*rows, strict=True)] for rows in zip(self._never, still, strict=True)]
         common = self._common(ended)
-        found = []
-        for number in range(2 * CLASSES if self._has_retained else CLASSES):
-            yield
-            found.append(self._fit(ended[number], common, number))
+        yield
+        classes = 2 * CLASSES if self._has_retained else CLASSES  # in one slice, so that retained ones delay nothing
+        found = [self._fit(ended[number], common, number) for number in range(classes)]
         self._index = found if len(found) > CLASSES else found + found
 
     def _common(self, ended: list[list[float]]) -> list[float]:
