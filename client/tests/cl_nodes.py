@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -24,9 +25,18 @@ MIB = 1 << 20
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports: one that is free again may be given a second time."""
+    with contextlib.ExitStack() as probes:
+        found = []
+        for _ in range(count):
+            probe = probes.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            found.append(probe.getsockname()[1])
+        return found
 
 
 def until(condition: Callable[[], Any], seconds: float = 30.0) -> bool:
@@ -113,7 +123,7 @@ class Node(Process):
             salt_tags=cluster.salt_tags,
             admin_port=free_port() if cluster.takes_orders else 0,
             events=config.EventsConfig(
-                **{"enabled": bool(cluster.events), "port": free_port(), "replay_port": free_port()}
+                **dict(zip(("port", "replay_port"), free_ports(2), strict=True), enabled=bool(cluster.events))
                 | (cluster.events if isinstance(cluster.events, dict) else {})
             ),
         )
