@@ -6,6 +6,7 @@ import mmap
 from typing import TYPE_CHECKING
 
 import pytest
+from cl_clock import Clock
 from cl_fake_sidecar import FakeSidecar
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ def fake(tmp_path: Path) -> Iterator[FakeSidecar]:
     sidecar.start()
     yield sidecar
     sidecar.stop()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture

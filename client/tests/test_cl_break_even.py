@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cl_clock import Clock
 from cl_fake_sidecar import FakeSidecar, block_id_of
 
 from kvpool.break_even import BreakEven
@@ -22,19 +23,6 @@ if TYPE_CHECKING:
 FP = b"f" * 32
 TOKENS = 256
 LOCAL, PEER, SHARED, MISS = Tier.LOCAL, Tier.PEER, Tier.SHARED, Tier.MISS
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 def measured(clock: Clock, *, is_enabled: bool = True) -> BreakEven:

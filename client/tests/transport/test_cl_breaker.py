@@ -6,20 +6,13 @@ import threading
 import time
 
 import pytest
+from cl_clock import Clock
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpool.stats import Stats
 from kvpool.transport.circuit_breaker import CircuitBreaker
 from kvpool.transport.worker_pool import WorkerPool
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_opens_after_failures_in_a_row_only() -> None:

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from kvpool.transport.deadline_margin import DeadlineMargin
 
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+if TYPE_CHECKING:
+    from cl_clock import Clock
 
 
 def test_a_call_that_ends_in_time_costs_the_next_one_nothing(clock: Clock) -> None:
