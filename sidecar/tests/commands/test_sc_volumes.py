@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 
 import pytest
-from sc_nodes import MIB
+from sc_nodes import MIB, Cluster
+from sc_raw import block_id, payload
 
 from kvpool import config
+from kvpool.protocol import wire
 from kvpool_sidecar.commands.init_node import ServerUser, init_node
 from kvpool_sidecar.commands.wipe import wipe
 from kvpool_sidecar.preflight.run import PreflightSettings, run
@@ -56,3 +58,21 @@ def test_a_preflight_run_leaves_the_volume_out_and_the_check_of_a_sidecar_does_n
     found = {f.check for f in run(settings, measure=False).findings if f.tier}
     assert "Volume" not in found
     assert "Space" in found
+
+
+def test_blocks_are_stored_and_loaded_and_survive_a_container_that_restarts(tmp_path):
+    """With a directory as the volume: what a driver adds is the mount."""
+    volume = tmp_path / "volume"
+    volume.mkdir(mode=0o777)
+    tier = config.LocalTier("nvme", str(volume / "kvpool"), 64 * MIB, reserve_free_percent=0, is_ephemeral=True)
+    data = {block_id(n): payload(n) for n in range(4)}
+    with Cluster(tmp_path, index=False) as cluster:
+        node = cluster.node("a", local=(tier,))
+        with node.connect() as raw:
+            assert set(raw.put(data)) == {wire.CommitStatus.STORED}
+        node.stop()
+        node.start()
+        node.ready()
+        with node.connect() as raw:
+            assert raw.get(list(data)) == list(data.values())
+    assert {one.name for one in volume.iterdir()} == {"kvpool"}
