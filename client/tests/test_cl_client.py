@@ -478,3 +478,13 @@ def test_after_close_everything_misses_and_threads_end(fake: FakeSidecar) -> Non
     assert until(lambda: not {t.name for t in threading.enumerate() if t.name.startswith("kvpool")} - before)
     fake.stop()
     assert until(lambda: psutil.Process().num_fds() <= fds)
+
+
+def test_a_deadline_that_has_passed_makes_no_other_call_busy(client: Client, fake: FakeSidecar) -> None:
+    block_id = block_id_of("x")
+    fake.plant(block_id, FP, b"x" * 100)
+    buffer = bytearray(100)
+    client.lookup([block_id], time.monotonic() - 60)  # two failures: the circuit breaker does not open
+    client.get_into([block_id], [buffer], time.monotonic() - 60)
+    assert client.lookup([block_id], time.monotonic() + 10) == [Tier.LOCAL]
+    assert client.get_into([block_id], [buffer], time.monotonic() + 10)[0].ok

@@ -318,8 +318,11 @@ def _reason_of(error: Exception) -> Reason:
 
 
 def _due(reason: Reason, began: float, until: float) -> float:
-    """Return when a call that ended for `reason` was to end at the latest: one that waited for a connection, early."""
-    return began + QUEUE_SHARE * (until - began) if reason == Reason.BUSY else until
+    """Return when a call that ended for `reason` was to end at the latest: one that waited for a connection, early.
+
+    A call that began after its deadline was to end immediately.
+    """
+    return max(began, began + QUEUE_SHARE * (until - began) if reason == Reason.BUSY else until)
 
 
 _sessions: weakref.WeakSet[SidecarSession] = weakref.WeakSet()

@@ -14,13 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["DeadlineMargin"]
 
-_TOLERATED_S: Final = 0.02  # some turns of the interpreter's lock
-_HALF_LIFE_S: Final = 1.0
-_SHARE: Final = 0.5  # of the time that a call is given: with less left it is refused
+_TOLERATED_S: Final = 0.1  # a pause of the interpreter, such as a garbage collection, says nothing of the next call
+_MAX_S: Final = 1.0  # an engine that was stopped for minutes continues within seconds
+_HALF_LIFE_S: Final = 0.5
+_SHARE: Final = 0.5  # of the time that a call is given
 
 
 class DeadlineMargin:
-    """The lateness of recent calls, which halves each second. Thread-safe; takes no lock, so that it delays none."""
+    """The lateness of recent calls, which halves twice a second. Thread-safe; takes no lock, so that it delays none."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -35,15 +36,16 @@ class DeadlineMargin:
     def usable(self, deadline: float) -> float | None:
         """Return the time by which a call must end inside to return by `deadline` (time.monotonic()).
 
-        None if the margin would take more than half of the time: the call is to be refused.
+        At most half of its time is given up. If the margin is more than that and than 0.1 s, the result is None: the
+        call is to be refused.
         """
-        margin = self.seconds
-        if margin > _TOLERATED_S and margin > _SHARE * (deadline - self._clock()):
+        margin, half = self.seconds, max(0.0, _SHARE * (deadline - self._clock()))
+        if margin > max(half, _TOLERATED_S):
             return None
-        return deadline - margin
+        return deadline - min(margin, half)
 
     def note(self, until: float) -> None:
         """Record that a call, which was to end inside by `until`, ends now."""
-        late = self._clock() - until - _TOLERATED_S
+        late = min(self._clock() - until - _TOLERATED_S, _MAX_S)
         if late > self.seconds:
             self._last = (late, self._clock())
