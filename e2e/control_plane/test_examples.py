@@ -38,6 +38,9 @@ ENGINES = {
 """What the webhook takes each of them for."""
 
 
+RIGHTS = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+
+
 def documents(name: str) -> list[dict[str, Any]]:
     return [m for m in yaml.safe_load_all((EXAMPLES / name).read_text()) if m]
 
@@ -51,7 +54,8 @@ def path_of(manifest: dict[str, Any]) -> str:
     kind, meta = manifest["kind"], manifest["metadata"]
     group = manifest["apiVersion"]
     root = f"/api/{group}" if "/" not in group else f"/apis/{group}"
-    within = "" if kind == "Namespace" else f"/namespaces/{meta.get('namespace', SYSTEM)}"
+    is_namespaced = kind not in ("Namespace", "ClusterRole", "ClusterRoleBinding")
+    within = f"/namespaces/{meta.get('namespace', SYSTEM)}" if is_namespaced else ""
     return f"{root}{within}/{kind.lower()}s/{meta['name']}"
 
 
@@ -134,6 +138,7 @@ def test_every_example_is_in_the_index_and_is_applied_here():
         "KVCacheTenant",
         "Namespace",
         "Secret",
+        *RIGHTS,
     }
     for name in names_with(*known) + [p.name for p in EXAMPLES.glob("*.yaml")]:
         assert f"]({name})" in listed, name
@@ -166,6 +171,13 @@ def test_what_else_an_example_asks_of_a_pool_is_accepted(api: Api):
             if manifest["kind"] in ("KVCacheOperation", "KVCacheTenant"):
                 url = f"{path_of(manifest)}?fieldManager=user&fieldValidation=Strict&dryRun=All"
                 assert api.call("PATCH", url, manifest, APPLY)["metadata"]["name"] == manifest["metadata"]["name"]
+
+
+def test_the_rights_of_an_example_are_accepted(api: Api):
+    for name in names_with(*RIGHTS):
+        for manifest in documents(name):
+            url = f"{path_of(manifest)}?fieldManager=user&fieldValidation=Strict&dryRun=All"
+            assert api.call("PATCH", url, manifest, APPLY)["metadata"]["name"] == manifest["metadata"]["name"]
 
 
 @pytest.fixture
