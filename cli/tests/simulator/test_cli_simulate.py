@@ -58,7 +58,7 @@ def requests(trace_file):
 
 
 def pool(blocks, **changes):
-    """A pool whose drives have room for so many blocks each."""
+    """A pool whose drives have room for this number of blocks each."""
     hardware = replace(NodeHardware(drive_bytes=blocks * SIZE), **changes.pop("hardware", {}))
     return PoolSettings(hardware=hardware, block_bytes=BLOCK, **changes)
 

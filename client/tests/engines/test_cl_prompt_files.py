@@ -1,4 +1,4 @@
-"""Digests of tokenizer and chat template, and the probe of block hashes: told, compared, and never in the way."""
+"""Digests of tokenizer and chat template, and the probe of block hashes: reported, compared, and never an error."""
 
 from __future__ import annotations
 
